@@ -73,6 +73,7 @@ ASCII_SIGNS = str.maketrans(
         **dict(zip("▁▂▃▄▅▆▇", "..--==#", strict=True)),
         "–": "-",  # noqa: RUF001
         "→": "->",
+        "≥": ">=",
         "×": "x",  # noqa: RUF001
         "±": "+-",
         "·": "-",

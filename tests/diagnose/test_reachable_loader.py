@@ -30,11 +30,12 @@ def test_without_workers_a_batch_takes_its_share_of_the_free_cores(tmp_path: Pat
     found = account(tmp_path)
     assert found.step is not None
     many, two = loading(found, workers=0, cores=64), loading(found, workers=0, cores=3)
-    (waited_ms,) = [e.value for e in many.evidence if e.what.startswith("host time in the data loader")]
-    free_ms = found.step.step_ns / 1e6 - float(waited_ms)
-    enough = math.ceil(float(waited_ms) / free_ms) + 1
+    waited_ms = found.step.ns("data_loading") / 1e6
+    assert [e.value for e in many.evidence if e.what == "data loading per step"] == [round(waited_ms, 3)]
+    free_ms = found.step.step_ns / 1e6 - waited_ms
+    enough = math.ceil(waited_ms / free_ms) + 1
     assert 2 < enough < 63 and f"num_workers={enough}," in many.remedy and "num_workers=2," in two.remedy
-    left_ms = 0.5 * float(waited_ms) - free_ms
+    left_ms = 0.5 * waited_ms - free_ms
     handed_over_ms = 0.5  # what taking a batch from a worker costs is left in any case
     assert left_ms > handed_over_ms
     assert many.alone_ns - two.alone_ns == pytest.approx(1e6 * (left_ms - handed_over_ms), rel=0.05)

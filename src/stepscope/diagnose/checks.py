@@ -352,7 +352,7 @@ def _operators_share(pattern: str, what: str, account: Account) -> Measurement:
 def _scalar_reads(account: Account) -> Measurement:
     _require(account.num_steps and account.operators.operators, "no steps or no operators were recorded")
     calls = sum(o.calls for o in account.operators.operators if o.name == "aten::_local_scalar_dense")
-    return Measurement(calls / account.num_steps, "calls of aten::_local_scalar_dense, mean rank")
+    return Measurement(calls / account.num_steps, "calls of aten::_local_scalar_dense, average rank")
 
 
 def _memory_of_limit(account: Account) -> Measurement:

@@ -68,7 +68,7 @@ def _every_micro_batch(account: Account) -> Iterator[Match]:
         facts={"times": times},
         evidence=(
             Evidence("synchronisations of the same gradients {per_step}", times, "times"),
-            Evidence("bytes sent needlessly {per_step}", round(size / steps), "bytes", "mean rank"),
+            Evidence("bytes sent needlessly {per_step}", round(size / steps), "bytes", "average rank"),
         ),
     )
 
@@ -246,7 +246,7 @@ def _small_messages(account: Account) -> Iterator[Match]:
     steps = max(sum(len(r.steps) for r in ranks), 1)
     rows = [group_rows(r) for r in ranks]
     sizes = np.concatenate([r.collectives.full_bytes[mine] for r, mine in zip(ranks, rows, strict=True)])
-    calls = Evidence("collectives {per_step}", round(len(sizes) / steps, 1), "calls", "mean rank")
+    calls = Evidence("collectives {per_step}", round(len(sizes) / steps, 1), "calls", "average rank")
     if any((r.collectives.full_bytes > 0).any() for r in ranks):
         small = int(((sizes >= 0) & (sizes < GOOD_MESSAGE_BYTES // 2)).sum())
         if small >= max(_MANY * steps, MOSTLY * len(sizes)):
@@ -407,7 +407,7 @@ def _no_overlap(account: Account) -> Iterator[Match]:
         cost_ns=exposed,
         evidence=(
             Evidence("backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
-            evidence_ms("exposed communication {per_step}", exposed, "mean rank"),
+            evidence_ms("exposed communication {per_step}", exposed, "average rank"),
             Evidence("overlap efficiency", round(efficiency, 3) if efficiency is not None else "unknown"),
         ),
     )
@@ -452,7 +452,7 @@ def _half_the_bytes(account: Account) -> Iterator[Match]:
         lambda replay: fewer_bytes(replay, 0.5, kept=needless),
         facts={"how": _smaller(account), "or": ", or other ranks are late: they were not recorded" if unknown else ""},
         cost_ns=exposed,
-        evidence=(evidence_ms("exposed communication {per_step}", exposed, "mean rank"),),
+        evidence=(evidence_ms("exposed communication {per_step}", exposed, "average rank"),),
         what_if=() if any(mask.any() for mask in needless) else None,
         doubt=0.5 if unknown else None,
     )

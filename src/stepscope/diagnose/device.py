@@ -92,8 +92,8 @@ def _convolution_layout(account: Account) -> Iterator[Match]:
             claim="layout of convolutions",
             cost_ns=spent,
             evidence=(
-                Evidence("conversions {per_step}", round(per_step(account, chosen)), "launches", "mean rank"),
-                evidence_ms("their device time {per_step}", spent, "mean rank"),
+                Evidence("conversions {per_step}", round(per_step(account, chosen)), "launches", "average rank"),
+                evidence_ms("their device time {per_step}", spent, "average rank"),
             ),
             what_if=(),
         )
@@ -124,7 +124,7 @@ def _layout_copies(account: Account) -> Iterator[Match]:
         facts={"place": named},
         cost_ns=total,
         evidence=(
-            evidence_ms("copies into another memory order {per_step}", total, "mean rank"),
+            evidence_ms("copies into another memory order {per_step}", total, "average rank"),
             *(evidence_ms("copies of the line {per_step}", ns / steps, place_of(line)) for line, ns in lines),
         ),
         where=tuple(at(line, share=ns / sum(took.values())) for line, ns in lines),
@@ -167,7 +167,7 @@ def _attention(account: Account) -> Iterator[Match]:
     yield Match(
         lambda replay: with_work_times(replay, chosen, times),
         cost_ns=spent,
-        evidence=(evidence_ms("unfused attention kernels {per_step}", spent, "mean rank"),),
+        evidence=(evidence_ms("unfused attention kernels {per_step}", spent, "average rank"),),
     )
 
 
@@ -282,8 +282,8 @@ def _precision(account: Account) -> Iterator[Match]:
         },
         cost_ns=spent,
         evidence=(
-            evidence_ms("32-bit matrix products {per_step}", spent, "mean rank"),
-            evidence_ms("of it off the tensor cores", off, "mean rank"),
+            evidence_ms("32-bit matrix products {per_step}", spent, "average rank"),
+            evidence_ms("of it off the tensor cores", off, "average rank"),
         ),
         doubt=None if peak is not None and warm else 0.5,
     )
@@ -361,7 +361,7 @@ def _loss_scaling(account: Account) -> Iterator[Match]:
         cost_ns=max(spent, took),
         evidence=(
             evidence_ms("host in GradScaler {per_step}: unscaling, checks for infinities, new scale", took),
-            Evidence("scaler operations {per_step}", round(per_step(account, chosen)), "launches", "mean rank"),
+            Evidence("scaler operations {per_step}", round(per_step(account, chosen)), "launches", "average rank"),
         )[: 1 + on_device],
         where=tuple(at(line) for line in lines[:MAX_PLACES]),
     )
@@ -439,9 +439,9 @@ def _optimizer(account: Account) -> Iterator[Match]:
         limit_ns=with_work_ns(account, spent),
         cost_ns=max(spent, asked := host_ns(account, chosen)),
         evidence=(
-            Evidence("optimizer operations {per_step}", round(launches), "launches", "mean rank"),
-            evidence_ms("optimizer device time {per_step}", spent, "mean rank"),
-            evidence_ms("host time for them {per_step}", asked, "mean rank"),
+            Evidence("optimizer operations {per_step}", round(launches), "launches", "average rank"),
+            evidence_ms("optimizer device time {per_step}", spent, "average rank"),
+            evidence_ms("host time for them {per_step}", asked, "average rank"),
         ),
         facts={"launches": f"{launches:.0f}"},
         title="The optimizer is called for each group of parameters" if by_group else "",
@@ -490,8 +490,8 @@ def _optimizer_on_host(account: Account) -> Iterator[Match]:
             limit_ns=(1 - _FUSED_ADAM) * took,
             cause=f"{count:.0f} operators per optimizer step, each of which passes over memory",
             evidence=(
-                evidence_ms("optimizer {per_step}", took, "mean rank"),
-                Evidence("operators in it, {per_step}", round(count), "calls", "mean rank"),
+                evidence_ms("optimizer {per_step}", took, "average rank"),
+                Evidence("operators in it, {per_step}", round(count), "calls", "average rank"),
             ),
         )
 
@@ -518,8 +518,8 @@ def _recomputation(account: Account) -> Iterator[Match]:
             limit_ns=with_work_ns(account, repeated),
             cost_ns=max(repeated, asked := host_ns(account, chosen)),
             evidence=(
-                evidence_ms("recomputed device work {per_step}", repeated, "mean rank"),
-                evidence_ms("host time for it {per_step}", asked, "mean rank"),
+                evidence_ms("recomputed device work {per_step}", repeated, "average rank"),
+                evidence_ms("host time for it {per_step}", asked, "average rank"),
             ),
             where=_checkpointing_lines(account),
         )
@@ -598,7 +598,7 @@ def _fusible(account: Account) -> Iterator[Match]:
         limit_ns=min(spent, removed_ns),
         claim="fused kernels",
         cost_ns=spent,
-        evidence=(evidence_ms("elementwise and normalisation kernels {per_step}", spent, "mean rank"),),
+        evidence=(evidence_ms("elementwise and normalisation kernels {per_step}", spent, "average rank"),),
         facts={"limits": limits if host_limits else ""},
         doubt=1.0 if host_limits else None,
         sureness=0.5 if host_limits else None,

@@ -227,7 +227,7 @@ class Kind:
                 e,
                 what=filled(e.what, facts),
                 unit=filled(e.unit, facts),
-                where="" if single and e.where.startswith(("mean rank", "median rank")) else e.where,
+                where="" if single and e.where.startswith(("average rank", "median rank")) else e.where,
             )
             for e in match.evidence
         )
@@ -342,5 +342,5 @@ class Finding:
         if not self.where or self.where[0].share < MOSTLY:
             return None
         first = self.where[0]
-        inside = f" in {first.module}" if first.module and first.file is not None else ""
+        inside = f" in module {first.module}" if first.module and first.file is not None else ""
         return f"mostly {first.text}{inside} ({100 * first.share:.0f} % of it)"

@@ -27,8 +27,18 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
 )
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.removal import Fix, Saving, bounded, saving_of, saving_range, to_step, together
+from stepscope.analyze.replay.removal import (
+    Fix,
+    Saving,
+    bounded,
+    critical_path,
+    saving_of,
+    saving_range,
+    to_step,
+    together,
+)
 from stepscope.analyze.replay.replay import Replay
+from stepscope.contract.names import PATH
 from stepscope.diagnose import communication, device, host, lines, ranks
 from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
 from stepscope.diagnose.measures import COMPUTE, HOST
@@ -288,7 +298,7 @@ def _confidence(account: Account, candidate: Candidate) -> float:
         sure *= 0.8
     if step and step.unprofiled_ns is None:
         sure *= 0.8
-    if step and step.step_ns and to_step(account.replay, step.step_ns) < 0.85:  # the replay is of another job
+    if step and step.step_ns and to_step(account.replay, step.step_ns) < _FITS:
         sure *= 0.7
     return round(sure, 2)
 
@@ -431,15 +441,17 @@ def _cost_in_words(finding: Finding) -> str:
 # How much shorter would the step be without a whole category of its budget? The replay's answer, as a cross-check.
 
 
-def _removable_ns(account: Account, category: str) -> float | None:
+def _without(account: Account, category: str) -> tuple[Replay, float] | None:
+    """Return the run without a category of its budget, and what that saves per step; None where no replay can tell."""
     change = _change(account, category)
     if change is None or account.replay is None or account.step is None:
         return None
     try:
-        saved = account.replay.period_ns - change(account.replay).period_ns
+        changed = change(account.replay)
     except CircularWaits:
         return None
-    return max(0.0, saved) * to_step(account.replay, account.step.step_ns)
+    saved = max(0.0, account.replay.period_ns - changed.period_ns)
+    return changed, saved * to_step(account.replay, account.step.step_ns)
 
 
 def _change(account: Account, category: str) -> Change | None:
@@ -468,6 +480,8 @@ WORTH_NAMING_PCT = 10.0
 _LONG_NAME = 40
 # of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
+# step by replay: below, the replay is of another job
+_FITS = 0.85
 
 
 @dataclass(frozen=True)
@@ -523,10 +537,10 @@ def budget_note(account: Account, conclusion: Conclusion) -> str | None:
         return None
     if times[largest] < MOSTLY * step.step_ns or (largest == "compute-bound" and conclusion.verdict == MEMORY):
         return None
-    saved = _removable_ns(account, largest)
-    if saved is None or saved >= MOSTLY * times[largest]:
+    without = _without(account, largest)
+    if without is None or without[1] >= MOSTLY * times[largest]:
         return None
-    share, gain = 100 * times[largest] / step.step_ns, 100 * saved / step.step_ns
+    share, gain = 100 * times[largest] / step.step_ns, 100 * without[1] / step.step_ns
     return (
         f"{_NOUN_OF[largest].capitalize()} takes {share:.0f} % of the {account.whole} on the device, but removing all of it "
         f"would save {gain:.0f} %: {_cost_in_words(conclusion.first)}."
@@ -592,11 +606,16 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
         )
         return f"no rank is late throughout: {uneven}"
 
-    saved = _removable_ns(account, category)
-    if saved is None or saved >= _AGREES * time_ns:
+    without, step, replay = _without(account, category), account.step, account.replay
+    if without is None or without[1] >= _AGREES * time_ns or step is None or replay is None:
         return None
-    assert account.step is not None
-    return f"removing it alone saves {100 * saved / account.step.step_ns:.0f} %: something else takes as long"
+    if to_step(replay, step.step_ns) < _FITS:
+        took = f"the replayed {account.whole} takes {ms(replay.period_ns):.0f} instead of {ms(step.step_ns):.0f} ms"
+        return f"what removing it saves is unknown: {took}; record more steps"
+    left = critical_path(without[0]).what_ns
+    largest = max(left, key=lambda what: left[what])
+    rest = "the host" if largest == "host" else PATH.get(largest, largest)
+    return f"removing it alone saves {100 * without[1] / step.step_ns:.0f} %: {rest} takes as long"
 
 
 def _refined(account: Account, category: str) -> str:

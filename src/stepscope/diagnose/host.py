@@ -49,6 +49,7 @@ from stepscope.analyze.training_step import (
     no_core_ns,
     no_core_share,
 )
+from stepscope.contract.names import PARTS
 from stepscope.contract.step_line import (
     ANOMALY_DETECTION,
     CHECKPOINT,
@@ -69,7 +70,7 @@ from stepscope.diagnose.measures import (
     host_part,
     host_part_ns,
     host_waits,
-    kernel_gaps_ns,
+    kernel_gaps,
     launching_ns,
     ms_text,
     not_busy_ns,
@@ -411,7 +412,7 @@ def _stalls(account: Account) -> Iterator[Match]:
     if without_core and stalled:
         most = not_busy_or_copying_ns(account) if limit is None else limit
         limit = None if most is None else max(0.0, most - without_core)
-    evidence = [evidence_ms("stalled host time {per_step}", stalled, "median rank, ordinary steps")]
+    evidence = _part_evidence(account, "host_stall", stalled, "stalled host time") if stalled else []
     computed = _computed(account)
     evidence += [*computed, *_recurring_evidence(account, (OUTSIDE,))]
     title, cause, remedy, subject = "", "", "", ""
@@ -455,6 +456,16 @@ def _stalls(account: Account) -> Iterator[Match]:
         remedy=remedy,
         subject=subject,
     )
+
+
+def _part_evidence(account: Account, part: str, host_ns: float, what: str) -> list[Evidence]:
+    """Return a part of the step as all tables show it, with the host's time for it where more of that is hidden."""
+    shown = account.step.ns(part) if account.step is not None else 0.0
+    evidence = [evidence_ms(f"{PARTS[part]} {{per_step}}", shown, "average rank")]
+    if account.step is not None and host_ns - shown >= NEGLIGIBLE * account.step.step_ns:
+        hidden = f"{what}, partly behind other parts, {{per_step}}"
+        evidence.append(evidence_ms(hidden, host_ns, "median rank, ordinary steps"))
+    return evidence
 
 
 def _stalled_ns(account: Account) -> float:
@@ -608,9 +619,9 @@ def _idle_syncs_ns(account: Account) -> float:
 def _allocator(account: Account) -> Iterator[Match]:
     spent = typical_host_ns(account, "allocator_ns")
     if spent:
-        evidence = (evidence_ms("time in allocation calls {per_step}", spent, "median rank"),)
+        evidence = _part_evidence(account, "allocator", spent, "time in allocation calls")
         cause, remedy = _allocator_words(account)
-        yield Match(without_allocator, cost_ns=spent, evidence=evidence, cause=cause, remedy=remedy)
+        yield Match(without_allocator, cost_ns=spent, evidence=tuple(evidence), cause=cause, remedy=remedy)
 
 
 def _allocator_words(account: Account) -> tuple[str, str]:
@@ -654,7 +665,7 @@ def _data_loading(account: Account) -> Iterator[Match]:
         cost_ns=waited + restarts,
         limit_ns=host_part_ns(account, "data_loading"),
         evidence=(
-            evidence_ms("host time in the data loader {per_step}", waited, "median rank, ordinary steps"),
+            *_part_evidence(account, "data_loading", waited, "time in the loader"),
             *_recurring_evidence(account, DATA_CAUSES),
             *(Evidence(f"in {w.text}", round(100 * w.share, 1), _OF_WORKERS) for w in datasets),
         ),
@@ -749,7 +760,7 @@ def _copies(account: Account) -> Iterator[Match]:
         yield Match(
             lambda replay: faster_work(replay, down, _PINNED_SHARE),
             cost_ns=slow,
-            evidence=(evidence_ms("copies to pageable memory of the host {per_step}", slow, "mean rank"),),
+            evidence=(evidence_ms("copies to pageable memory of the host {per_step}", slow, "average rank"),),
             title="The {waiter} waits for copies to the host",
             cause="their destination is pageable memory, so the copy blocks the host and goes through a buffer",
             remedy=f"Copy into pinned memory ({'torch.empty(..., pin_memory=True)' if torch else 'cudaMallocHost'}); copy less, "
@@ -761,9 +772,9 @@ def _copies(account: Account) -> Iterator[Match]:
     is_pageable = device_ns(account, pageable) > MOSTLY * spent
     waits = median(host_waits(account)[0]) / max(len(account.replay.steps), 1) if account.replay else 0.0
     asked = host_ns(account, chosen)
-    evidence = [evidence_ms("host-to-device copies {per_step}", spent, "mean rank")]
+    evidence = [evidence_ms("host-to-device copies {per_step}", spent, "average rank")]
     if asked > spent:
-        evidence.append(evidence_ms("host time for them {per_step}", asked, "mean rank"))
+        evidence.append(evidence_ms("host time for them {per_step}", asked, "average rank"))
     small = waits > 0 and spent < NEGLIGIBLE * step.step_ns  # it is the waiting that costs, not the bytes
     if small:
         evidence.insert(0, evidence_ms("device idle after synchronisations {per_step}", step.ns("host_sync")))
@@ -853,8 +864,8 @@ def _offload(account: Account) -> Iterator[Match]:
         cost_ns=spent,
         facts={"spent": ms_text(spent)},
         evidence=(
-            evidence_ms("copies between host and device inside the passes, {per_step}", spent, "mean rank"),
-            Evidence("of them {per_step}", round(per_step(account, chosen)), "copies", "mean rank"),
+            evidence_ms("copies between host and device inside the passes, {per_step}", spent, "average rank"),
+            Evidence("of them {per_step}", round(per_step(account, chosen)), "copies", "average rank"),
         ),
         what_if=(),
     )
@@ -891,22 +902,31 @@ def _launches(account: Account) -> Iterator[Match]:
     more = (
         "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
     )
+    gaps = kernel_gaps(account)
+    idle, claimed = float(gaps.sum()), launching_ns(account) or 0.0
+    outside = idle - float(gaps[Region.FORWARD] + gaps[Region.BACKWARD])  # what compiling the model leaves as it is
+    what, rest, graphed = "model", "", "torch.cuda.graphs.make_graphed_callables"
+    if trains(account.strategy.passes) and outside >= NOTABLE * step.step_ns:
+        what, graphed = "train_step", "torch.cuda.graph for the whole step, with capturable=True in the optimizer"
+        in_optimizer = gaps[Region.OPTIMIZER] >= MOSTLY * outside
+        rest = f", with {'optimizer.step()' if in_optimizer else 'all launches of the step'} inside"
     how = (
-        "mode='reduce-overhead' in the torch.compile() that is there"
+        f"mode='reduce-overhead' in the torch.compile() that is there{rest}"
         if is_compiled(account)
-        else "torch.compile(model, mode='reduce-overhead')"
+        else f"torch.compile({what}, mode='reduce-overhead'){rest}"
     )
-    how = f"{how}. Or use torch.cuda.graphs.make_graphed_callables"
+    how = f"{how}. Or use {graphed}"
     if launches_graphs(account):
         how = "capture forward, backward and optimizer together (torch.cuda.graph); graphs launch parts of it already"
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
-    idle, claimed = kernel_gaps_ns(account), launching_ns(account) or 0.0
-    evidence = [evidence_ms("kernel-launch gaps {per_step}", idle)]
+    evidence = [evidence_ms("kernel-launch gaps {per_step}", step.ns("launch_gap"))]
+    if (others := step.ns("launch_gap") - idle) >= NEGLIGIBLE * step.step_ns:
+        evidence.append(evidence_ms("of them before copies or in slow calls {per_step}", others))
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
         later = evidence_ms("waiting for ranks that launch later {per_step}", claimed - idle)
-        evidence.insert(int(claimed - idle <= idle), later)  # the larger first
+        evidence.insert(0 if claimed - idle > idle else len(evidence), later)  # the larger first
     yield Match(
         as_graph,
         facts={

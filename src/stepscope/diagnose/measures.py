@@ -14,6 +14,7 @@ from stepscope.analyze.replay.changes import Change, copies_to_device, without_w
 from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.contract.step_line import Region
 from stepscope.diagnose.recording import recording_of
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union
 from stepscope.records import once_per_record
@@ -52,7 +53,7 @@ def has_device(account: Account) -> bool:
 
 
 def per_step(account: Account, chosen: Sequence[Mask]) -> float:
-    """Return how many of some things the mean rank has per step."""
+    """Return how many of some things the average rank has per step."""
     pairs = zip(chosen, account.run.ranks, strict=True)
     return float(np.mean([mask.sum() / max(len(rank.steps), 1) for mask, rank in pairs] or [0.0]))
 
@@ -131,7 +132,7 @@ def launching_ns(account: Account) -> float | None:
     """Return the time in which nothing but slow launching can be what the device waits for.
 
     Loading data, stalls, synchronisation and the allocator have causes of their own. So has waiting for a rank that
-    is late: what the mean rank waits for it goes to the straggler, the rest to hosts that take turns at being slow.
+    is late: what the average rank waits for it goes to the straggler, the rest to hosts that take turns at being slow.
     """
     step = account.step
     if step is None or not_busy_ns(account) is None:
@@ -139,27 +140,29 @@ def launching_ns(account: Account) -> float | None:
     late = {s.rank: s.late_ns_per_step for s in account.stragglers}
     num_ranks = max(len(account.run.ranks), 1)
     for_late = max(late.values(), default=0.0) * (num_ranks - len(late)) / num_ranks
-    return kernel_gaps_ns(account) + max(0.0, step.ns("wait") - for_late)
+    return float(kernel_gaps(account).sum()) + max(0.0, step.ns("wait") - for_late)
 
 
 @once_per_record
-def kernel_gaps_ns(account: Account) -> float:
-    """Return the idle time before kernels that the host launched late.
+def kernel_gaps(account: Account) -> npt.NDArray[np.float64]:
+    """Return the idle time per step before kernels that the host launched late, by the `Region` of the kernel.
 
     Before copies it was late with data; in a call that takes far longer than a launch, with what that does.
     """
-    late, before_others = 0, 0
+    late, before_kernels = 0, np.zeros(len(Region))
     for view in account.ranks:
         if view.budget is None or view.budget.idle is None:
             continue
-        slices, gaps = view.budget.idle.slices, view.budget.idle.gaps
+        slices, gaps, regions = view.budget.idle.slices, view.budget.idle.gaps, view.budget.regions
         of_launch = np.flatnonzero(among(slices.label, (Cause.LAUNCH, Cause.TURNAROUND, Cause.SLOW_CALL)))
         took = (slices.end - slices.start)[of_launch]
         ended_by = gaps.next_work[np.searchsorted(gaps.start_ns, slices.start[of_launch], side="right") - 1]
         others = host_device_copies(view.rank)[ended_by] & (ended_by >= 0)
         others |= slices.label[of_launch] == Cause.SLOW_CALL
-        late, before_others = late + int(took.sum()), before_others + int(took[others].sum())
-    return account.step.ns("launch_gap") * (1 - before_others / max(late, 1)) if account.step else 0.0
+        of_kernel = Region.OTHER if regions is None else np.where(ended_by >= 0, regions.region[ended_by], Region.OTHER)
+        late += int(took.sum())
+        np.add.at(before_kernels, of_kernel, np.where(others, 0, took))
+    return before_kernels * (account.step.ns("launch_gap") / max(late, 1) if account.step else 0.0)
 
 
 def not_computing_ns(account: Account) -> float | None:

@@ -295,7 +295,7 @@ def _uneven(account: Account) -> Iterator[Match]:
             cost_ns=found.imbalance_ns,
             limit_ns=found.imbalance_ns,
             evidence=(
-                evidence_ms("most compute of a rank beyond the mean rank's, {per_step}", found.imbalance_ns),
+                evidence_ms("most compute of a rank beyond the average rank's, {per_step}", found.imbalance_ns),
                 *(evidence_ms("compute {per_step}", ns, f"rank {rank}") for rank, ns in by_rank),
             ),
             sureness=0.8,
@@ -400,8 +400,8 @@ def _bubble(account: Account) -> Iterator[Match]:
         },
         cost_ns=view.bubble_pct / 100 * step.step_ns,
         evidence=(
-            evidence_ms("waiting for other stages {per_step}", step.ns("pipeline_bubble"), "mean rank"),
-            evidence_ms("idle between micro-batches {per_step}", idle_ns, "mean rank"),
+            evidence_ms("waiting for other stages {per_step}", step.ns("pipeline_bubble"), "average rank"),
+            evidence_ms("idle between micro-batches {per_step}", idle_ns, "average rank"),
             Evidence(MICROBATCHES, m),
             Evidence("stages", view.stages),
         ),

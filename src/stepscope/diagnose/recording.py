@@ -50,11 +50,12 @@ HOST_ONLY = "host-only"
 MEMORY = "memory-bound"
 _KIND_OF_COMPUTE = frozenset((MEMORY,))
 
+# what idle time without a known cause is, and how to find its cause
 _WHY_UNKNOWN = {
-    "queued": "the device idles although work is queued",
-    "other_stream": "one stream waited for another",
-    "profiler": "the profiler's own buffers",
-    "unknown": "the device idled and the trace does not say why",
+    "queued": ("the device idles although work is queued", "record with --nsys to see what the host does meanwhile"),
+    "other_stream": ("one stream waits for another", "the timeline shows which (stepscope view)"),
+    "profiler": ("the profiler's own buffers", "--unprofiled-step-ms subtracts them"),
+    "unknown": ("the trace shows no cause for the idle device", "record with --stacks or --nsys"),
 }
 # a call that neither waits nor copies and takes longer on an idle device loads modules or creates a context
 _COLD_CALL_NS = 4_000_000
@@ -254,7 +255,7 @@ def _idle_capture(account: Account) -> str | None:
 
 @once_per_record
 def _capture_times(account: Account) -> tuple[float, float, float]:
-    """Return how long launches were captured into graphs, the window and its idle time, on the mean rank."""
+    """Return how long launches were captured into graphs, the window and its idle time, on the average rank."""
     windows = [(view.rank, view.window) for view in account.ranks if view.window is not None]
     took = sum(clip(_captures(rank), w.start_ns, w.end_ns).total_ns for rank, w in windows)
     count = max(len(windows), 1)
@@ -322,7 +323,7 @@ def _mostly_host(account: Account) -> tuple[str | None, float, float]:
 
 
 def _times_of_calls(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return what data loading and each call of the device's runtime took, on the mean rank."""
+    """Return what data loading and each call of the device's runtime took, on the average rank."""
     took = {"data loading": float(np.mean([data_loading(rank).total_ns for rank in ranks]))}
     for rank in ranks:
         rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME,)))
@@ -399,7 +400,10 @@ def why_unknown(account: Account) -> str:
         )
     idle = account.step.idle_ns if account.step else {}
     known = {cause: ns for cause, ns in idle.items() if cause in _WHY_UNKNOWN}
-    return f": {_WHY_UNKNOWN[max(known, key=lambda c: known[c])]}{_unknown_host(account)}" if known else ""
+    if not known:
+        return ""
+    why, action = _WHY_UNKNOWN[max(known, key=lambda cause: known[cause])]
+    return f": {why}{_unknown_host(account) or f'; {action}'}"
 
 
 def _unknown_host(account: Account) -> str:

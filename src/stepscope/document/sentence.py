@@ -1,13 +1,14 @@
 """The sentence that opens every rendering of a report: what to fix first and what it saves."""
 
 from collections.abc import Iterable, Mapping
-from math import ceil, floor, log10
 from typing import Any
 
 #: share of a saving that its range must reach for one number to stand for it
 _CLEAR = 0.5
 # of a saving that is sure: less counts as nothing
 _SURELY = 0.05
+# of the distance from a saving to the lower end of its range: an upper end that is nearer leaves nothing more to save
+_NEAR = 1 / 3
 # of the step, in percent: a saving that opens the report whatever its range, and a part that was to be examined
 _LARGE_PCT = 10.0
 # the part of the budget that a fault explains
@@ -31,8 +32,10 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     recording = document.get("recording") or {}
     found = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
     first = next(iter(leading_findings(found)), None)
+    step_ms, whole = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"], _whole(document)
     if document["verdict"] == "unclear" and (recording.get("cannot_show") or first is None):
-        return f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
+        reason = f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
+        return f"{reason} Fix 1 {_could_save(found[0], step_ms, whole)}" if found and first is None else reason
     missing = _missing_ranks(document["run"])
     if first is None and found:
         return f"No fix is sure to save anything ({document['verdict']}).{missing}"
@@ -42,18 +45,24 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         unexamined = _large_unexamined(document)
         among = " in what was examined" if unexamined else ""
         return f"Nothing worth fixing was found{among} ({document['verdict']}).{missing}{unexamined}{shown}"
-    step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"]
-    saving_ms, whole = first["saving_alone_ms"], _whole(document)
+    saving_ms = first["saving_alone_ms"]
     if first["saving_low_ms"] < _CLEAR * saving_ms:  # one number would claim too much
-        of = f" of {three_digits(step_ms)}" if step_ms else ""
-        saves = f"could save {three_digits(saving_ms)}{of} ms per {whole} (likely {likely_range(first, step_ms)})"
+        saves = _could_save(first, step_ms, whole)
     elif step_ms:
-        left = max(0.0, step_ms - saving_ms)
-        saves = f"{three_digits(step_ms)} → {three_digits(left)} ms per {whole} (−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
+        places = places_of(step_ms)
+        left = max(0.0, round(step_ms, places) - round(saving_ms, places))  # of what is shown, so that it adds up
+        best = " at best" if _is_most(first) else ""
+        percent = f"(−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
+        saves = f"{three_digits(step_ms)} → {left:,.{places}f} ms per {whole}{best} {percent}"
     else:
-        saves = f"−{three_digits(saving_ms)} ms per {whole}"  # noqa: RUF001
+        saves = f"−{saving_text(first, None)} ms per {whole}"  # noqa: RUF001
     verb = "Fixing it" if saves.startswith("could") else "Fixing it:"
     return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{'.' if missing else ''}{missing}"
+
+
+def _could_save(finding: Mapping[str, Any], step_ms: float | None, whole: str) -> str:
+    of = f" of {three_digits(step_ms)}" if step_ms else ""
+    return f"could save {saving_text(finding, step_ms)}{of} ms per {whole} ({likely_text(finding, step_ms)})"
 
 
 def leading_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -61,19 +70,43 @@ def leading_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
     return [f for f in findings if f["saving_low_ms"] > _SURELY * f["saving_alone_ms"] or f["saving_pct"] >= _LARGE_PCT]
 
 
-def likely_range(finding: Mapping[str, Any], step_ms: float | None) -> str:
-    """Return the likely range of a saving in ms, which is never rounded below the saving.
+def saving_text(finding: Mapping[str, Any], step_ms: float | None) -> str:
+    """Return a saving in ms; where the fix removes all of the time that it can remove, as the most.
 
-    >>> likely_range({"saving_alone_ms": 4.54, "saving_low_ms": 0.1, "saving_high_ms": 4.54}, 26.0)
-    '0–4.6'
+    >>> saving_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.6}, 26.0)
+    'up to 4.5'
     """
-    saving, low = finding["saving_alone_ms"], finding["saving_low_ms"]
-    high = min(finding["saving_high_ms"], step_ms or finding["saving_high_ms"])
-    most = two_digits(high)
-    if float(most.replace(",", "")) < saving:
-        unit = 10.0 ** (floor(log10(high)) - 1)
-        most = two_digits(ceil(high / unit) * unit)
-    return f"{two_digits(low) if low > _SURELY * saving else '0'}–{most}"  # noqa: RUF001
+    return f"{'up to ' * _is_most(finding)}{time_text(finding['saving_alone_ms'], step_ms)}"
+
+
+def likely_text(finding: Mapping[str, Any], step_ms: float | None, unit: str = "") -> str:
+    """Return the likely range of a saving: only its lower end where the saving is the most.
+
+    >>> likely_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.6}, 26.0)
+    'likely ≥ 1.4'
+    >>> likely_text({"saving_alone_ms": 4.54, "saving_low_ms": 0.1, "saving_high_ms": 9.1}, 26.0, " ms")
+    'likely 0–9.1 ms'
+    """
+    low, high = finding["saving_low_ms"], min(finding["saving_high_ms"], step_ms or finding["saving_high_ms"])
+    is_sure = low > _SURELY * finding["saving_alone_ms"]
+    if _is_most(finding):
+        return f"likely ≥ {two_digits(low)}{unit}" if is_sure else "maybe nothing"
+    most = two_digits(high) if float(f"{high:.2g}") >= finding["saving_alone_ms"] else three_digits(high)
+    return f"likely {two_digits(low) if is_sure else '0'}–{most}{unit}"  # noqa: RUF001
+
+
+def _is_most(finding: Mapping[str, Any]) -> bool:
+    saving = finding["saving_alone_ms"]
+    return bool(finding["saving_high_ms"] - saving < _NEAR * (saving - finding["saving_low_ms"]))
+
+
+def time_text(time_ms: float, step_ms: float | None) -> str:
+    """Return a part of the step with as many decimals as the step, so that shown times add up; at least two digits.
+
+    >>> time_text(86.01, 100.4), time_text(5.67, 251.0), time_text(1.234, 26.0)
+    ('86', '5.7', '1.2')
+    """
+    return f"{time_ms:,.{places_of(time_ms) if step_ms is None else max(places_of(step_ms), places_of(time_ms) - 1)}f}"
 
 
 def three_digits(value: float) -> str:
@@ -82,9 +115,13 @@ def three_digits(value: float) -> str:
     >>> three_digits(69.04), three_digits(2.954), three_digits(1234.5), three_digits(0.0312)
     ('69.0', '2.95', '1,234', '0.031')
     """
+    return f"{value:,.{places_of(value)}f}"
+
+
+def places_of(value: float) -> int:
+    """Return the decimals that make three digits."""
     size = abs(value)
-    places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{places}f}"
+    return 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
 
 
 def joules_text(value: float) -> str:

@@ -58,7 +58,7 @@ def budget(document: Document) -> Drawing | None:
             f"{unit_text(time_ms, 'ms')}, {100 * time_ms / all_ms:.0f} %")
         for part, time_ms in parts
     ]  # fmt: skip
-    title = f"{whole.capitalize()} time by category{', mean rank' * (document['run']['num_ranks'] > 1)}"
+    title = f"{whole.capitalize()} time by category{', average rank' * (document['run']['num_ranks'] > 1)}"
     return (bars and bar_chart(
         title, bars, "ms", axis=False, right=110, left=160, label=f"A {whole} of {total} by its parts",
         notes=[f"The parts sum to {total}."],

@@ -33,7 +33,7 @@ FOLDERS = ("dlrm-8ranks", "gloo-ddp", "gloo-linear", "gloo-mesh", *(f.name for f
 FILES = sorted(DATA.glob("foreign-*/*.json.gz"))
 SAMPLES = [*(DATA / name for name in FOLDERS), *FILES, DATA / "nsys-small" / "export.sqlite.gz"]
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
-BAR = re.compile(r"   \S.*?  +([\d.,]+) +(\d+) %  \S+")
+BAR = re.compile(r"   \S.*?  +([\d.,]+) +([\d.]+) %  \S+")
 LINE = re.compile(r"   \S+:\d+ +([\d.,]+) ms +(\d+) %")
 # a fact that a text of a finding names and nobody gave
 UNFILLED = re.compile(r"{[a-z_]+}")
@@ -61,8 +61,8 @@ def violations(text: str, document: Json, *, width: int = 80) -> Iterator[str]:
     step = document["step"]
     step_ms = (step["unprofiled_ms"] or step["profiled_ms"] or 0.0) * 1.02 + 0.01
     bars = [found for line in lines if (found := BAR.fullmatch(line))]
-    if sum(int(found[2]) for found in bars) > 100:
-        yield f"shares of {sum(int(found[2]) for found in bars)} %"
+    if (shares := sum(float(found[2]) for found in bars)) > 100.01:
+        yield f"shares of {shares:.1f} %"
     if sum(float(found[1].replace(",", "")) for found in bars) > step_ms + len(bars) * 0.5 * (step_ms >= 100):
         yield "parts above the step"
     for found in filter(None, map(LINE.match, lines)):
@@ -193,6 +193,52 @@ def test_uncertain_saving_has_no_lower_bound(late: Json) -> None:
     finding = {**late["findings"][0], "saving_low_ms": -390.4, "saving_high_ms": 406.4}
     text = summary_text({**late, "findings": [finding]})
     assert "(likely 0–4.9)" in text and "likely 0–4.9 ms" in text and "406" not in text and "−390" not in text  # noqa: RUF001
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+@pytest.mark.parametrize("shares", [(36.9, 35.7, 23.3, 3.4, 0.7), (33.6, 33.6, 32.8), (16.67,) * 6, (50, 17, 17, 16)])
+def test_shares_are_right_to_the_digit(late: Json, shares: tuple[float, ...]) -> None:
+    parts = ("wait", "host_stall", "exposed_transfer", "allocator", "data_loading", "copy")
+    rows = [{"part": part, "ms_per_step": share, "pct": share} for part, share in zip(parts, shares, strict=False)]
+    step = {**late["step"], "profiled_ms": 100.0, "unprofiled_ms": None, "budget": rows, "unmatched_comm_ms": 0.0}
+    text = assert_fits({**late, "step": step, "idle": []})
+    shown = [found[2] for line in text.splitlines() if (found := BAR.fullmatch(line))]
+    assert len(shown) == len(shares)
+    for one, share in zip(shown, shares, strict=True):
+        assert abs(float(one) - share) <= (0.1 if "." in one else 0.5)
+
+
+@pytest.mark.parametrize("step_ms", [1234.5, 251.15, 100.36, 58.63, 9.97, 3.661])
+def test_shown_times_add_up(late: Json, step_ms: float) -> None:
+    for share in (0.2, 0.333, 0.5, 0.657, 0.951, 0.987):
+        saving = share * step_ms
+        numbers = {"saving_alone_ms": saving, "saving_low_ms": 0.8 * saving, "saving_high_ms": 1.1 * saving}
+        finding = {**late["findings"][0], **numbers, "saving_pct": 100 * share}
+        step = {**late["step"], "profiled_ms": step_ms, "unprofiled_ms": None, "budget": []}
+        text = summary_text({**late, "step": step, "findings": [finding], "findings_combined": []})
+        before, after = re.findall(r"([\d.,]+) → ([\d.,]+) ms per step \(−\d+ %\)", text)[0]  # noqa: RUF001
+        (saved,) = re.findall(r"  −([\d.,]+) ms  likely", text)  # noqa: RUF001
+        assert number(before) - number(after) == pytest.approx(number(saved), abs=1e-9)
+
+
+def test_a_saving_of_all_the_time_there_is_reads_as_the_most(late: Json) -> None:
+    numbers = {"saving_alone_ms": 4.0, "saving_low_ms": 2.9, "saving_high_ms": 4.1, "saving_pct": 80.0}
+    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers}]})
+    assert " ms per step at best (−" in text and "up to 4.00 ms  likely ≥ 2.9 ms" in text  # noqa: RUF001
+    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers, "saving_low_ms": 0.0}]})
+    assert "could save up to 4.00 of " in text and "up to 4.00 ms  maybe nothing" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"), [("14", []), ("0.up", ["*.up"]), ("blocks.3.up", ["blocks.*.up"])], ids=str
+)
+def test_a_line_of_all_layers_names_none_of_them(late: Json, module: str, shown: list[str]) -> None:
+    line = {"file": "a.py", "line": 3, "module": module, "critical_ms": 1.0, "pct": 20.0}
+    (row,) = [row for row in summary_text({**late, "costly_lines": [line]}).splitlines() if "a.py:3" in row]
+    assert row.split()[5:] == shown
 
 
 def test_no_findings_name_what_was_examined(late: Json) -> None:

@@ -14,7 +14,16 @@ from typing import Any
 
 from stepscope.contract.names import CAUSES, ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
-from stepscope.document.sentence import headline_sentence, joules_text, leading_findings, likely_range, three_digits
+from stepscope.document.sentence import (
+    headline_sentence,
+    joules_text,
+    leading_findings,
+    likely_text,
+    places_of,
+    saving_text,
+    three_digits,
+    time_text,
+)
 from stepscope.units import ASCII_SIGNS, printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -41,7 +50,7 @@ _ANSI = {"bold": "1", "dim": "2", "green": "32", "red": "31", "yellow": "33", "m
 
 _TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _UNIT = re.compile(r"(\d) (ms|%)")
-_LAYER = re.compile(r"\.\d+(?=\.|$)")
+_LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _COMPUTE = ("forward", "backward", "optimizer", "other_compute")
 #: the host's parts in which first calls load modules, create a context or compile
 _FIRST_CALLS = ("launch_gap", "allocator", "host_stall")
@@ -67,8 +76,8 @@ _COLUMNS = {
     "idle": ("data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"),
 }
 _JOULES = {"j_per_step": "per step", "j_per_token": "per token", "j_per_sample": "per sample", "total_j": "in all"}
-#: cells of the number of a fix, its saving and range
-_NUMBERS = 34
+#: cells of a fix's title below which its saving gets a row of its own
+_MIN_TITLE = 30
 #: fixes, rows per fix after the first, bars, rows of ranks: the first layout that fits is taken
 _LAYOUTS = (
     (3, 5, 6, 4), (3, 4, 6, 4), (3, 4, 5, 3), (3, 3, 5, 3), (3, 3, 4, 3), (3, 3, 4, 2), (2, 3, 5, 3), (2, 3, 4, 2),
@@ -121,8 +130,7 @@ class _View:
         self.findings = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
         self.late = {s["rank"]: s for s in document["stragglers"] if _is_awaited(document, s)}
         self.idle_ms: dict[str, float] = {row["cause"]: row["ms_per_step"] for row in document.get("idle") or ()}
-        size = self.step_ms or 0.0
-        self._places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+        self._places = places_of(self.step_ms or 0.0)
 
     def ms(self, value: float) -> str:
         """Return a time of a table, with the same decimals in every row."""
@@ -194,21 +202,16 @@ def _strategy(name: str) -> str:
 def _opening(view: _View) -> list[Row]:
     document, width = view.document, view.width
     unclear = document["verdict"] == "unclear"
-    reason = document["verdict_reason"] if unclear else f"{document['verdict']}: {document['verdict_reason']}"
     cannot = (document.get("recording") or {}).get("cannot_show") or ()
     sentence, more, leading = headline_sentence(document), [], leading_findings(view.findings)
-    if view.is_light or (unclear and (cannot or not leading)):
+    gives_reason = unclear and (cannot or not leading)
+    if view.is_light:
         sentence = _capital(document["verdict_reason"])
-    elif not leading:
-        more.append(_capital(document["verdict_reason"]))
-    elif leading[0]["saving_pct"] < 10:
-        more.append(_capital(reason))
+    elif not gives_reason and (not leading or leading[0]["saving_pct"] < 10):
+        more.append(_capital(document["verdict_reason"]))  # without the verdict, which may be about something else
     if cannot and not unclear:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
-    subject, fixing, gives = sentence.partition(" Fixing it")
-    whole = (
-        [sentence] if _cells(sentence) + 2 <= width else [subject, *([f"{fixing}{gives}".strip()] if fixing else [])]
-    )
+    whole = [sentence] if _cells(sentence) + 2 <= width else re.split(r"(?<=\.) (?=Fix)", sentence, maxsplit=1)
     rows = [
         row for part in whole for row in _wrapped(part, width, indent="  ", style="bold", most=3 if width >= 60 else 8)
     ]
@@ -272,17 +275,18 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     shown = leading_findings(view.findings)[:most]
     if view.document["verdict"] == "unclear":  # the sentence is not about fixes
         shown = shown or view.findings[:1]
+    numbers = _numbers(view, shown)
     rows = [
         row
         for n, f in enumerate(shown, start=1)
-        for row in _fix(view, n, f, rows_per_fix if n > 1 else max(rows_per_fix, 3))
+        for row in _fix(view, n, f, numbers[n - 1], rows_per_fix if n > 1 else max(rows_per_fix, 3))
     ]
     if not shown and not view.is_light:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     more = f"{rest}{' more' if shown else ''} fix{'es' * (rest > 1)}" if rest else ""
     if len(shown) > 1 and shown == view.findings[: len(shown)]:
-        return [*rows, _together_row(view, len(shown), more)]
+        return [*rows, _together_row(view, len(shown), more, numbers[0])]
     how = "smaller or less certain" if shown else "small or uncertain"
     hidden = [
         *([f"{more}, {how}"] if rest else []),
@@ -301,28 +305,41 @@ def _together(view: _View, count: int) -> tuple[str, float]:
     return f"Fixes 1–{count} together{note}", saved
 
 
-def _together_row(view: _View, count: int, more: str) -> Row:
+def _numbers(view: _View, findings: Sequence[Json]) -> list[tuple[str, str]]:
+    """Return the saving and the range of fixes as two columns."""
+    savings = [_saving(view, finding) for finding in findings]
+    ranges = [likely_text(finding, view.step_ms, " ms") for finding in findings]
+    widths = [max(map(len, column), default=0) for column in (savings, ranges)]
+    return [(f"{a:>{widths[0]}}", f"{b:<{widths[1]}}") for a, b in zip(savings, ranges, strict=True)]
+
+
+def _saving(view: _View, finding: Json) -> str:
+    text = saving_text(finding, view.step_ms)
+    return f"{'' if text.startswith('up') else '−'}{text} ms"
+
+
+def _title_room(view: _View, numbers: tuple[str, str]) -> int:
+    return view.width - sum(map(len, numbers)) - 8
+
+
+def _together_row(view: _View, count: int, more: str, numbers: tuple[str, str]) -> Row:
     text, saved = _together(view, count)
-    text = f"    {text}"
-    room = view.width - _NUMBERS
-    if room < 30:
-        return ((f"    Together −{three_digits(saved)} ms", "green"),)
+    room, total = _title_room(view, numbers), f"−{time_text(saved, view.step_ms)} ms"
+    if room < _MIN_TITLE:
+        return ((f"    Together {total}", "green"),)
     more = f"  -v: {more}" if more and not view.verbose else ""
-    return ((f"{text:<{room + 4}}", ""), (f"  {f'−{three_digits(saved)} ms':>9}", "green"), (more, "dim"))
+    return ((f"    {text:<{room}}", ""), (f"  {total:>{len(numbers[0])}}", "green"), (more, "dim"))
 
 
-def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
-    indent = " " * 4
-    saving = f"−{three_digits(finding['saving_alone_ms'])} ms"
-    likely = _likely(view, finding)
-    numbers, room = f"  {saving:>9}  {likely:<17}", view.width - _NUMBERS
-    if room < 30:  # a narrow terminal
-        numbers, room = "", view.width - 4
-    title = _lines(printable(finding["title"]), room, most=2)
-    rows: list[Row] = [((f" {number}  ", "bold"), (f"{title[0]:<{room}}", "bold"), (numbers, "green"))]
+def _fix(view: _View, number: int, finding: Json, numbers: tuple[str, str], most: int) -> list[Row]:
+    indent, room = " " * 4, _title_room(view, numbers)
+    is_narrow = room < _MIN_TITLE
+    title = _lines(printable(finding["title"]), view.width - 4 if is_narrow else room, most=2)
+    shown = "" if is_narrow else "".join(f"  {number}" for number in numbers)
+    rows: list[Row] = [((f" {number}  ", "bold"), (f"{title[0]:<{room}}", "bold"), (shown, "green"))]
     rows += [((f"{indent}{line}", "bold"),) for line in title[1:]]
-    if not numbers:
-        rows.append(((f"{indent}{saving}, {likely}", "green"),))
+    if is_narrow:
+        rows.append(((f"{indent}{', '.join(text.strip() for text in numbers)}", "green"),))
     evidence = _evidence(view, finding, view.width - 4)
     if evidence and len(rows) + 2 <= most:
         rows.append(((f"{indent}{evidence}", ""),))
@@ -331,10 +348,6 @@ def _fix(view: _View, number: int, finding: Json, most: int) -> list[Row]:
     if len(rows) + len(lines) > max(most, len(rows) + 1):
         lines = [_clauses(action, view.width - 6)]
     return [*rows, *(((f"{indent}{'  ' if n else '→ '}{line}", ""),) for n, line in enumerate(lines))]
-
-
-def _likely(view: _View, finding: Json) -> str:
-    return f"likely {likely_range(finding, view.step_ms)} ms"
 
 
 def _place(finding: Json) -> str | None:
@@ -369,7 +382,7 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
     several = {fact["what"] for fact in finding["evidence"] if fact["what"] != "late in"}
     same = [what for what in several if sum(fact["what"] == what for fact in finding["evidence"]) > 1]
     facts += [
-        _fact(fact) + (f" ({fact['where']})" if fact["what"] in same and fact["where"] else "")
+        _fact(view, fact) + (f" ({fact['where']})" if fact["what"] in same and fact["where"] else "")
         for fact in finding["evidence"]
     ]
     line = facts[0] if facts else ""
@@ -379,11 +392,12 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
     return _cut(line, room)
 
 
-def _fact(fact: Json) -> str:
+def _fact(view: _View, fact: Json) -> str:
     value = fact["value"]
     text = str(value)
     if isinstance(value, int | float):
-        text = three_digits(value) if value != int(value) or fact["unit"] == "ms" else f"{value:,.0f}"
+        text = three_digits(value) if value != int(value) else f"{value:,.0f}"
+        text = time_text(value, view.step_ms) if fact["unit"] == "ms" else text
     if fact["unit"] == "bytes" and isinstance(value, int | float):
         return printable(f"{fact['what']}: {readable_bytes(int(value))}")
     joint = " " if fact["what"].endswith(" in") else ": "
@@ -504,19 +518,20 @@ def _bars(view: _View, bars: Sequence[tuple[str, str, float]]) -> list[Row]:
     room = max(4, min(30, view.width - names - digits - 15))
     rows: list[Row] = []
     shares = [ms / total for _, _, ms in bars]
-    for (name, style, _), number, share, pct in zip(bars, numbers, shares, _percentages(shares), strict=True):
-        cells = f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>3} %  "
+    percentages = _percentages(shares)
+    widest = max(3, *map(len, percentages))
+    for (name, style, _), number, share, pct in zip(bars, numbers, shares, percentages, strict=True):
+        cells = f"   {_cut(name, names):<{names}}  {number:>{digits}}  {pct:>{widest}} %  "
         rows.append(((cells, ""), (_bar(share, room), style)))
     return rows
 
 
-def _percentages(shares: Sequence[float]) -> list[int]:
-    """Return whole percentages that do not sum above 100; large parts read the same wherever they are shown."""
-    rounded = [round(100 * share) for share in shares]
-    rounded_up = sorted((share, i) for i, share in enumerate(shares) if rounded[i] > 100 * share)
-    for _, i in rounded_up[: max(0, sum(rounded) - 100)]:
-        rounded[i] -= 1
-    return rounded
+def _percentages(shares: Sequence[float]) -> list[str]:
+    """Return percentages that do not sum above 100: whole ones, else with a decimal, cut off where that is needed."""
+    for texts in ([f"{100 * share:.{places}f}" for share in shares] for places in (0, 1)):
+        if sum(map(float, texts)) < 100.01:
+            return texts
+    return [f"{int(1000 * share) / 10:.1f}" for share in shares]
 
 
 def _bar(share: float, room: int) -> str:
@@ -620,7 +635,8 @@ def _late(view: _View, straggler: Json) -> str:
     """Return a late rank's cause, and its lateness where no finding gives the size of the delay."""
     cause = f" ({straggler['cause']})" if straggler["cause"] else ""
     is_found = any(straggler["rank"] in f["ranks"] for f in view.findings)
-    return f"late{cause}" if is_found else f"late by {three_digits(straggler['late_ms_per_step'])} ms{cause}"
+    by = f" by {time_text(straggler['late_ms_per_step'], view.step_ms)} ms"
+    return f"late{cause}" if is_found else f"late{by}{cause}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -648,8 +664,8 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
     rows: list[Row] = [((" Other expensive lines (time on the critical path)"[: view.width], "bold"),)]
     for place, line in zip(places, lines, strict=True):
         times = f"{view.ms(line['critical_ms']):>6} ms  {100 * line['critical_ms'] / step_ms:>3.0f} %"
-        module = _LAYER.sub(".*", printable(line["module"] or "", width=20))  # the time is of all layers
-        rows.append(((f"   {place:<{names}}  {times}  {module}"[: view.width], ""),))
+        module = _LAYER.sub(r"\1*", printable(line["module"] or "", width=20))  # the time is of all layers
+        rows.append(((f"   {place:<{names}}  {times}  {module if module != '*' else ''}"[: view.width], ""),))
     return rows
 
 
@@ -716,13 +732,15 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     rows: list[Row] = []
     numbers = "no saving claimed"
     if saving > 0:
-        after = f", {three_digits(added)} ms more after the fixes above" if abs(added - saving) > 0.05 * saving else ""
-        numbers = f"saves {three_digits(saving)} ms ({finding['saving_pct']:.0f} %), {_likely(view, finding)}{after}"
+        more = f", {time_text(added, view.step_ms)} ms more after the fixes above"
+        saves = f"saves {saving_text(finding, view.step_ms)} ms ({finding['saving_pct']:.0f} %)"
+        after = more if abs(added - saving) > 0.05 * saving else ""
+        numbers = f"{saves}, {likely_text(finding, view.step_ms, ' ms')}{after}"
     title = printable(finding["title"])
     rows += _wrapped(f"{number}  {title} [{finding['id']}]", view.width, indent="   ", style="bold")
     ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
     body = [f"{numbers}{ranks}", _capital(finding["cause"])]
-    body += [_fact(fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
+    body += [_fact(view, fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
     known = [w for w in finding.get("where") or () if w["file"] or w["module"]]
     places = [f"{w['file']}:{w['line']}" if w["file"] else f"module {w['module']}" for w in known]
     body += [f"at {', '.join(places)}"] if places and saving > 0 else []
@@ -730,7 +748,7 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
         rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
     if number == len(view.findings) > 1:
         text, saved = _together(view, number)
-        rows += _wrapped(f"{text}: {three_digits(saved)} ms per {view.whole}", view.width, indent="   ")
+        rows += _wrapped(f"{text}: {time_text(saved, view.step_ms)} ms per {view.whole}", view.width, indent="   ")
     return rows
 
 

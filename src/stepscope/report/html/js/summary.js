@@ -111,7 +111,7 @@ const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".
 function placeText(where) {
-  const name = (w) => (w.file === null ? `module ${w.module}` : `${w.after ? "after " : ""}${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
+  const name = (w) => (w.file === null ? `module ${w.module}` : `${w.after ? "after " : ""}${w.file}:${w.line}${w.module ? ` in module ${w.module}` : ""}`);
   const lines = where.filter((w) => w.file !== null), modules = where.filter((w) => w.file === null);
   const list = (rows) => rows.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
   return [list(lines), list(modules)].filter(Boolean).join("; ");
