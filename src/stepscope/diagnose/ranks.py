@@ -34,7 +34,7 @@ from stepscope.trace.table import EventKind
 # why a rank is late, and what to do, by the cause that the account names
 _WHY = {
     "host": (
-        "its host is slower than that of the other ranks (slow or busy CPU, stalls, another process)",
+        "its process takes longer on the host than those of the other ranks (slow or busy cores, stalls, another process)",
         "Check the process of {rank}{host}: CPU load, NUMA binding, stalls (py-spy). Other processes may run on its cores.",
     ),
     "device": (

@@ -51,7 +51,7 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     elif step_ms:
         places = places_of(step_ms)
         left = max(0.0, round(step_ms, places) - round(saving_ms, places))  # of what is shown, so that it adds up
-        best = " at best" if _is_most(first) else ""
+        best = " at best" if is_most(first) else ""
         percent = f"(−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
         saves = f"{three_digits(step_ms)} → {left:,.{places}f} ms per {whole}{best} {percent}"
     else:
@@ -76,7 +76,7 @@ def saving_text(finding: Mapping[str, Any], step_ms: float | None) -> str:
     >>> saving_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.6}, 26.0)
     'up to 4.5'
     """
-    return f"{'up to ' * _is_most(finding)}{time_text(finding['saving_alone_ms'], step_ms)}"
+    return f"{'up to ' * is_most(finding)}{time_text(finding['saving_alone_ms'], step_ms)}"
 
 
 def likely_text(finding: Mapping[str, Any], step_ms: float | None, unit: str = "") -> str:
@@ -89,13 +89,14 @@ def likely_text(finding: Mapping[str, Any], step_ms: float | None, unit: str = "
     """
     low, high = finding["saving_low_ms"], min(finding["saving_high_ms"], step_ms or finding["saving_high_ms"])
     is_sure = low > _SURELY * finding["saving_alone_ms"]
-    if _is_most(finding):
+    if is_most(finding):
         return f"likely ≥ {two_digits(low)}{unit}" if is_sure else "maybe nothing"
     most = two_digits(high) if float(f"{high:.2g}") >= finding["saving_alone_ms"] else three_digits(high)
     return f"likely {two_digits(low) if is_sure else '0'}–{most}{unit}"  # noqa: RUF001
 
 
-def _is_most(finding: Mapping[str, Any]) -> bool:
+def is_most(finding: Mapping[str, Any]) -> bool:
+    """Return whether a saving is close to the upper end of its range: the fix removes all of the time that it can."""
     saving = finding["saving_alone_ms"]
     return bool(finding["saving_high_ms"] - saving < _NEAR * (saving - finding["saving_low_ms"]))
 

@@ -44,14 +44,14 @@ def step_times(grid: Grid) -> Drawing | None:
     few = len(kept) < len(total)
     return column_chart(
         "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, "ms", width=760,
-        x_title="step", every=max(1, -(-len(kept) // 8)),
+        x_title="step of the job", every=max(1, -(-len(kept) // 8)),
         label=f"Times of {len(total)} steps, median {unit_text(float(np.median(total)), 'ms')}",
         notes=[f"Of {len(total):,} steps the longest of each of {len(kept)} stretches is drawn."] if few else [],
     )  # fmt: skip
 
 
 def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
-    """Return each rank's own work per step, on a scale that shows how they differ; None for a single rank."""
+    """Return each rank's own time per step, on a scale that shows how they differ; None for a single rank."""
     if len(grid.ranks) < 2:
         return None
     waited = grid.group_ns[[GROUPS.index("wait"), GROUPS.index("transfer")]].sum(axis=0)
@@ -65,8 +65,8 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
     least = 0.0 if low < 0.7 * high else max(0.0, low - 0.5 * (high - low) - 0.02 * high)
     rows = [(rank, float(value)) for rank, value in zip(grid.ranks, own, strict=True) if value == value]
     begins = f" The scale begins at {unit_text(least, 'ms')}." if least else ""
-    notes = [f"Median step without waiting and communication. The line is the median rank.{begins}"]
-    title, kinds = "Own work of each rank", {True: ("high", "straggler"), False: ("compute", "own work per step")}
+    notes = [f"Median step without waiting and communication, stalls included. The line is the median rank.{begins}"]
+    title, kinds = "Own time of each rank", {True: ("high", "straggler"), False: ("compute", "own time per step")}
     label = f"{title}: from {unit_text(low, 'ms')} to {unit_text(high, 'ms')} per step"
     if len(rows) <= _MAX_BARS:
         bars = [
@@ -86,10 +86,10 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
     ]
     return line_chart(
         title, [line for line in lines if line.points], Axis("rank", "count", zero=False),
-        Axis("own work", "ms", zero=not least), width=WIDE, label=label, below=nodes,
+        Axis("own time", "ms", zero=not least), width=WIDE, label=label, below=nodes,
         notes=[*notes, *(["Lines separate nodes."] if edges else [])],
         table=table_of(sorted(rows, key=lambda r: -r[1]), ("rank", "number", lambda r: r[0]),
-                       ("own work", "ms", lambda r: r[1]), most=200),
+                       ("own time", "ms", lambda r: r[1]), most=200),
     )  # fmt: skip
 
 

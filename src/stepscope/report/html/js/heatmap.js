@@ -1,7 +1,7 @@
 // Ranks x steps: one pixel per cell, scaled up without smoothing, so that a million cells cost as much as one image.
 
 const METRICS = [
-  ["step", "step time"], ["own", "own work (without waiting and communication)"], ["compute", "compute"],
+  ["step", "step time"], ["own", "own time (without waiting and communication)"], ["compute", "compute"],
   ...["wait", "transfer", "host", "input", "copy"].map((group) => [group, NAMES.groups[group]]),
 ];
 const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest first"], ["spread", "most uneven first"]];

@@ -36,6 +36,17 @@ function timeText(ms) {
   return size >= 0.0009995 ? `${digits(ms * 1000)} µs` : `${Math.round(ms * 1e6)} ns`;
 }
 
+// A step, what is left of it and what is saved, with the same decimals: they add up as shown.
+function stepTexts(step, saving) {
+  const [size, unit] = step >= 999.5 ? [1000, "s"] : step >= 0.9995 ? [1, "ms"] : [0.001, "µs"];
+  const places = Math.min(2, Math.max(0, 2 - Math.floor(Math.log10(step / size || 1))));
+  const [before, saved] = [step, saving].map((ms) => Number((ms / size).toFixed(places)));
+  return [before, Math.max(0, before - saved), saved].map((x) => `${written(x, places)} ${unit}`);
+}
+
+// Text in which a number stays on one line with its unit.
+const glued = (text) => text.replace(/(\d) (?=%|ms)/g, "$1\u00a0");
+
 function bytesText(bytes) {
   if (!known(bytes)) return NONE;
   let size = bytes;

@@ -174,7 +174,7 @@ function tabsOf(data, timelines) {
   const { report, grid, pictures: shown } = data;
   const place = timelines && el("div", { class: "timeline-place compact" }), whole = timelines && el("div", { class: "timeline-place" });
   return [
-    ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, data.sentence), cards(report), ...findings(report, grid, place), switches(report),
+    ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, glued(data.sentence)), cards(report), ...findings(report, grid, place), switches(report),
       pictureSection("budget", "Step time and MFU", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps), docsPanel(report)]],
     ["timeline", "Timeline", () => [whole ?? hint("timeline", "Timeline", "Nothing ran in a recorded step."), pictureSection("steps", "Recorded steps", shown.step_times),
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),
@@ -212,7 +212,6 @@ function showTabs(root, data) {
       button.tabIndex = one === id ? 0 : -1;
       panels.get(one).hidden = one !== id;
     }
-    bar.scrollLeft = buttons.get(id).offsetLeft - 60; // on a phone the bar is wider than the page
     const place = timelines && box.querySelector(".timeline-place");
     if (place) place.append(timelines);
     redraws.forEach((draw) => draw());
@@ -253,7 +252,7 @@ function showTabs(root, data) {
 
 async function main() {
   const root = byId("report"), data = await unpack(byId("data").textContent);
-  byId("top").append(...header(data.report));
+  byId("top").append(...header(data));
   showTabs(root, data);
   let width = root.clientWidth;
   new ResizeObserver(() => {

@@ -1,10 +1,11 @@
 // The first tab: what to fix first with its place in the timeline, the other fixes, and where the step goes.
 
-function header(report) {
-  const run = report.run;
+function header({ report, grid }) {
+  const run = report.run, steps = grid?.steps ?? [];
+  const numbers = steps.length > 1 ? `steps ${steps[0]}–${steps[steps.length - 1]}` : `step ${steps[0]}`;
   const world = known(run.world_size) && run.world_size !== run.num_ranks ? `${run.num_ranks} of ${run.world_size}` : run.num_ranks;
   const facts = [
-    devicesText(run, world), run.strategy === "single" ? null : strategyText(run.strategy), numberOf(run.num_steps, "recorded step"), run.backend,
+    devicesText(run, world), run.strategy === "single" ? null : strategyText(run.strategy), `${numberOf(run.num_steps, "recorded step")}${steps.length ? ` (${numbers} of the job)` : ""}`, run.backend,
     known(run.torch) ? `torch ${run.torch}` : null,
   ];
   return [
@@ -33,14 +34,14 @@ const stepOf = (report) => report.step.unprofiled_ms ?? report.step.profiled_ms;
 function cards(report) {
   const { mfu, peak_tflops, peak_precision } = report.efficiency;
   const first = firstFix(report), all = report.findings_combined.at(-1);
-  const limit = `limited by: ${words(report.verdict.replace(/-bound$/, ""))}`;
-  const saving = (ms) => `${timeText(ms)} (${pctText((100 * ms) / (stepOf(report) || 1), 0)})`;
+  const limit = first?.saving_pct < 10 ? "" : ` · limited by: ${words(report.verdict.replace(/-bound$/, ""))}`; // less than that decides no verdict
+  const saving = (ms) => `${stepTexts(stepOf(report) || ms, ms)[2]} (${pctText((100 * ms) / (stepOf(report) || 1), 0)})`;
   const list = [
     [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
-    known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""} · ${limit}`]
+    known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""}${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
-    ["Saving", first ? saving(first.saving_alone_ms) : "none found", !first ? "no fix worth reporting" : together(report) && all
-      ? `fix 1 alone; ${together(report)} ${saving(all.saving_ms_per_step)}` : `likely ${timeText(first.saving_low_ms)} to ${timeText(first.saving_high_ms)}`],
+    ["Saving", first ? `${upTo(first)}${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : together(report) && all
+      ? `fix 1 alone; ${together(report)} ${saving(all.saving_ms_per_step)}` : first.likely],
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" }, list.map(([title, value, why]) =>
     el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
@@ -48,10 +49,13 @@ function cards(report) {
 
 function stepWhy({ step, steadiness }) {
   const rate = known(step.tokens_per_s) ? `${countText(Math.round(step.tokens_per_s))} tokens/s` : known(step.samples_per_s) ? `${countText(Math.round(step.samples_per_s))} samples/s` : null;
-  const few = steadiness && steadiness.num_steps < 100;
-  const spread = steadiness ? `${few ? "slowest" : "p99"} ${timeText(few ? steadiness.max_ms : steadiness.p99_ms)}${steadiness.warm_up_steps ? " after warm-up" : ""}` : null;
-  const profiled = known(step.unprofiled_ms) ? `${timeText(step.profiled_ms)} while profiled` : known(step.profiled_ms) ? "while profiled; unprofiled time unknown" : "no step was recorded";
-  return [rate, profiled, spread].filter(known).join(" · ");
+  const few = steadiness?.num_steps < 100, longest = (few ? steadiness?.max_ms : steadiness?.p99_ms) ?? 0;
+  // The slowest step is one of those that a time is of: of the log, or of the recorded steps.
+  const slowest = (source, ms) => (steadiness?.source === source && longest >= ms ? `, ${few ? "slowest" : "p99"} ${timeText(longest)}${steadiness.warm_up_steps ? " after warm-up" : ""}` : "");
+  const recorded = slowest("recorded steps", step.profiled_ms);
+  const times = known(step.unprofiled_ms) ? [`without the profiler${step.unprofiled_ms > step.profiled_ms ? ", other steps" : ""}${slowest("step logs", step.unprofiled_ms)}`, `recorded steps ${timeText(step.profiled_ms)}${recorded}`]
+    : known(step.profiled_ms) ? [`while profiled${recorded}`, "unprofiled time unknown"] : ["no step was recorded"];
+  return [rate, ...times].filter(known).join(" · ");
 }
 
 // Clocks that are too uncertain to order arrivals change what may be concluded.
@@ -68,7 +72,7 @@ function findings(report, grid, place) {
   const all = report.findings_combined.at(-1), step = stepOf(report), sum = together(report);
   const boxes = others.map((f, i) => el("details", { class: "finding" }, el("summary", {}, findingTitle(f, i + 2, report)), findingBody(f, grid, report)));
   const more = boxes.length ? panel("more-findings", first ? "Other fixes" : "Notes", keptOpen(boxes),
-    sum && all && known(step) ? el("p", { class: "quiet" }, `${sum}: ${timeText(step)} → ${timeText(step - all.saving_ms_per_step)} per ${wholeOf(report)}.`.replace(/^./, (c) => c.toUpperCase())) : null) : null;
+    sum && all && known(step) ? el("p", { class: "quiet" }, `${sum}: ${stepTexts(step, all.saving_ms_per_step).slice(0, 2).join(" → ")} per ${wholeOf(report)}.`.replace(/^./, (c) => c.toUpperCase())) : null) : null;
   if (!first) {
     const clear = !report.not_examined.length && report.verdict !== "unclear";
     return [panel("findings", "What to fix", el("p", {}, `No fix worth reporting was found${clear ? "" : " in what could be examined"}.`), ...(report.not_judged ?? []).map((line) => el("p", { class: "quiet" }, line)),
@@ -81,7 +85,7 @@ function findings(report, grid, place) {
 }
 
 function findingTitle(f, number, report) {
-  const saves = f.saving_alone_ms > 0 ? `saves ${timeText(f.saving_alone_ms)} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving claimed";
+  const saves = f.saving_alone_ms > 0 ? `saves ${upTo(f)}${stepTexts(stepOf(report) || f.saving_alone_ms, f.saving_alone_ms)[2]} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving claimed";
   return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${f.saving_alone_ms > 0 ? "low" : "note"}` }, saves)];
 }
 
@@ -103,10 +107,10 @@ function findingBody(f, grid, report) {
     (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost, including the lines it calls): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
     el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
-    el("p", { class: "quiet" }, `${rangeText(f)}${after}`));
+    el("p", { class: "quiet" }, `${f.likely ?? "no saving claimed"}${after}`));
 }
 
-const rangeText = (f) => (f.saving_alone_ms > 0 ? `likely ${digits(Math.max(0, f.saving_low_ms))}–${digits(f.saving_high_ms)} ms` : "no saving claimed");
+const upTo = (f) => (f.is_most ? "up to " : "");
 const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c) => c.toUpperCase())); // file names keep their case
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".

@@ -12,7 +12,7 @@ function switches(report) {
   const bars = el("div", {});
   const boxes = findings.map((f) => {
     const box = el("input", { type: "checkbox", on: { change: () => { box.checked ? on.add(f.index) : on.delete(f.index); keep(); draw(); } } });
-    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `saves ${timeText(f.saving_alone_ms)} alone`));
+    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `saves ${upTo(f)}${stepTexts(made.step_ms, f.saving_alone_ms)[2]} alone`));
   });
   const all = (checked) => () => {
     on.clear();
@@ -34,10 +34,11 @@ function switches(report) {
   function draw() {
     const found = switchedStep(report, made, [...on].sort((a, b) => a - b));
     const left = made.step_ms - found.saving_ms;
-    said.replaceChildren(el("b", {}, `${timeText(made.step_ms)} → ${timeText(left)} per ${wholeOf(report)}`),
-      on.size ? `, saves ${timeText(found.saving_ms)} (${pctText((100 * found.saving_ms) / made.step_ms)})${faster(report, made.step_ms, left)}; ${found.how}.` : ": no fix selected.");
+    const [before, after, saved] = stepTexts(made.step_ms, found.saving_ms);
+    said.replaceChildren(el("b", {}, `${before} → ${after} per ${wholeOf(report)}`),
+      on.size ? `, saves ${saved} (${pctText((100 * found.saving_ms) / made.step_ms)})${faster(report, made.step_ms, left)}; ${found.how}.` : ": no fix selected.");
     const now = stateOf(made, []);
-    bars.replaceChildren(pathBar("now", now.path, made.step_ms, made.step_ms), pathBar("with selected fixes", found.path, left, made.step_ms));
+    bars.replaceChildren(pathBar("now", now.path, before, made.step_ms, 1), pathBar("with selected fixes", found.path, after, left, left / made.step_ms));
   }
   restore();
   state.onChange(restore);
@@ -77,14 +78,14 @@ function fromPairs(made, fixes, pairs, best) {
   return Math.min(made.step_ms, Math.max(best.saving_ms, sum - overlap));
 }
 
-function pathBar(name, path, ms, most) {
+function pathBar(name, path, length, ms, share) {
   const parts = Object.entries(path).filter(([, v]) => v > 0);
   const text = parts.map(([what, v]) => `${NAMES.path[what] ?? what} ${timeText(v)}`).join(", ");
   return el("div", { class: "path" }, el("span", { class: "quiet" }, name),
-    el("div", { class: "budget", role: "img", "aria-label": `${name}, ${timeText(ms)}: ${text}`, style: { width: `${Math.max(0.5, (100 * ms) / most)}%` } },
+    el("div", { class: "budget", role: "img", "aria-label": `${name}, ${length}: ${text}`, style: { width: `${Math.max(0.5, 100 * share)}%` } },
       parts.map(([what, v]) => el("span", {
         class: "part", style: { "flex-grow": String(v), background: `var(--${PATH_COLOUR[what] ?? "unknown"})` },
         on: { mousemove: (e) => tip.show(e, NAMES.path[what] ?? what, [timeText(v), pctText((100 * v) / ms)]), mouseleave: tip.hide },
       }))),
-    el("span", { class: "number" }, timeText(ms)));
+    el("span", { class: "number" }, length));
 }
