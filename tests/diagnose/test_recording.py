@@ -162,6 +162,24 @@ def test_advice_of_a_graph_fits_the_step(tmp_path: Path, is_compiled: bool, wait
     assert remedy.startswith("Remove the synchronisations first, then launch") == waits
 
 
+@pytest.mark.parametrize(("kernels", "compiled"), [(0, "model"), (30, "train_step")])
+def test_advice_of_a_graph_covers_the_gaps_of_the_optimizer(tmp_path: Path, kernels: int, compiled: str) -> None:
+    def step(r: RankTrace, at: float) -> None:
+        launching(r, at)
+        r.backward("MmBackward0", at + 6_100, at + 6_110)
+        r.annotation("Optimizer.step#SGD.step", at + 6_200, at + 12_900)
+        launching(r, at + 6_300, kernels=kernels)
+
+    found = document(tmp_path, steps(RankTrace(), 5, 13_000, step))
+    (launches,) = [f for f in found["findings"] if f["id"] == "launch-overhead"]
+    assert f"torch.compile({compiled}, " in launches["remedy"]
+    assert ("optimizer.step() inside" in launches["remedy"]) == bool(kernels)
+    gaps = next(row["ms_per_step"] for row in found["step"]["budget"] if row["part"] == "launch_gap")
+    assert launches["evidence"][0] == {
+        "what": "kernel-launch gaps per step", "value": pytest.approx(gaps, abs=1e-3), "unit": "ms", "where": "",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_launches_between_graphs_of_a_training_step_are_examined(tmp_path: Path, training: bool) -> None:
     def step(r: RankTrace, at: float) -> None:

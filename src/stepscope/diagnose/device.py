@@ -490,7 +490,7 @@ def _optimizer_on_host(account: Account) -> Iterator[Match]:
             limit_ns=(1 - _FUSED_ADAM) * took,
             cause=f"{count:.0f} operators per optimizer step, each of which passes over memory",
             evidence=(
-                evidence_ms("optimizer {per_step}", took, "average rank"),
+                evidence_ms("time inside optimizer.step() {per_step}", took, "average rank"),
                 Evidence("operators in it, {per_step}", round(count), "calls", "average rank"),
             ),
         )

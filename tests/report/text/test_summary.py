@@ -19,6 +19,7 @@ from tests.report.pages import light_run
 import stepscope
 from stepscope.analyze.account import account_of
 from stepscope.cli.run_arguments import print_rendered
+from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json
@@ -58,7 +59,11 @@ def violations(text: str, document: Json, *, width: int = 80) -> Iterator[str]:
     if len(lines) > MAX_ROWS:
         yield f"{len(lines)} lines"
     yield from (f"{len(line)} columns: {line}" for line in lines if len(line) > width)
-    step = document["step"]
+    step, parts = document["step"], {f"{PARTS[row['part']]} per step": row for row in document["step"]["budget"]}
+    for fact in (fact for finding in document["findings"] for fact in finding["evidence"]):
+        shown = parts.get(fact["what"]) if fact["where"] in ("", "average rank") else None
+        if shown and abs(fact["value"] - shown["ms_per_step"]) > 0.001:
+            yield f"another size in the table: {fact['what']} {fact['value']}"
     step_ms = (step["unprofiled_ms"] or step["profiled_ms"] or 0.0) * 1.02 + 0.01
     bars = [found for line in lines if (found := BAR.fullmatch(line))]
     if (shares := sum(float(found[2]) for found in bars)) > 100.01:
@@ -204,7 +209,7 @@ def test_shares_are_right_to_the_digit(late: Json, shares: tuple[float, ...]) ->
     parts = ("wait", "host_stall", "exposed_transfer", "allocator", "data_loading", "copy")
     rows = [{"part": part, "ms_per_step": share, "pct": share} for part, share in zip(parts, shares, strict=False)]
     step = {**late["step"], "profiled_ms": 100.0, "unprofiled_ms": None, "budget": rows, "unmatched_comm_ms": 0.0}
-    text = assert_fits({**late, "step": step, "idle": []})
+    text = assert_fits({**late, "step": step, "idle": [], "findings": [], "findings_combined": []})
     shown = [found[2] for line in text.splitlines() if (found := BAR.fullmatch(line))]
     assert len(shown) == len(shares)
     for one, share in zip(shown, shares, strict=True):
