@@ -5,9 +5,11 @@ from pathlib import Path
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
 
+from stepscope.analysis import load
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import Conclusion, conclude, diagnose
 
+DATA = Path(__file__).parents[1] / "data"
 STEP = 2000
 
 
@@ -28,6 +30,19 @@ def test_communication_that_no_recorded_rank_matches_is_not_the_hosts(tmp_path: 
     assert account.step is not None and account.step.ns("unknown") > account.step.step_ns / 2
     assert concluded(account).verdict == "unclear"
     assert "late rank from a slow network: 1.66 of 2 ms in all-reduce" in concluded(account).reason
+
+
+def test_a_replay_of_another_length_doubts_no_part() -> None:
+    account = load(DATA / "h200-hsdp", cache=False).account
+    assert account.replay is not None and account.step is not None
+    assert account.replay.period_ns > 1.3 * account.step.step_ns
+    found = concluded(account)
+    assert found.verdict == "unclear" and "what removing it saves is unknown: the replayed step takes" in found.reason
+
+
+def test_time_without_a_cause_names_what_to_record() -> None:
+    found = concluded(load(DATA / "h200-fsdp2", cache=False).account)
+    assert "unexplained: the device idles although work is queued; record with --nsys" in found.reason
 
 
 def test_the_headline_names_the_first_finding(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from stepscope.analyze.account import Account
 from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import Diagnosis, conclude
-from stepscope.document.sentence import headline_sentence, three_digits
+from stepscope.document.sentence import headline_sentence, saving_text, three_digits
 from stepscope.errors import InputError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing
@@ -48,7 +48,7 @@ def summary_page(document: dict[str, Any], warnings: Sequence[str]) -> str:
     parts = [f"<b>{_safe(run['name'])}</b> {_safe(', '.join(facts))}", f"<b>{_safe(headline_sentence(document))}</b>"]
     parts += _bar([p for p in step["budget"] or () if p["ms_per_step"] > 0])
     rows = [
-        (f["title"], f"{three_digits(f['saving_alone_ms'])} ms", f"{f['saving_pct']:.0f} %")
+        (f["title"], f"{saving_text(f, step_ms)} ms", f"{f['saving_pct']:.0f} %")
         for f in document["findings"]
         if f["saving_alone_ms"] > 0
     ]
