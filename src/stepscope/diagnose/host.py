@@ -909,7 +909,7 @@ def _launches(account: Account) -> Iterator[Match]:
     if trains(account.strategy.passes) and outside >= NOTABLE * step.step_ns:
         what, graphed = "train_step", "torch.cuda.graph for the whole step, with capturable=True in the optimizer"
         in_optimizer = gaps[Region.OPTIMIZER] >= MOSTLY * outside
-        rest = f", with {'optimizer.step()' if in_optimizer else 'all launches of the step'} inside"
+        rest = f", with {'optimizer.step()' if in_optimizer else 'all launches of the step'}"
     how = (
         f"mode='reduce-overhead' in the torch.compile() that is there{rest}"
         if is_compiled(account)

@@ -22,7 +22,7 @@ const chip = (text, run) => el("button", { type: "button", class: "chip", on: { 
 function placesOf(finding, grid) {
   const seen = SEEN_IN[finding.id] ?? {}, places = [["timeline", () => tell("show-finding", finding)]];
   const worst = grid && grid.ranks.length > 1 && seen.metric && worstCell(grid, seen.metric, finding.ranks);
-  if (worst) places.push([`slowest: rank ${worst.rank}, step ${worst.step}, ${METRICS.find(([id]) => id === seen.metric)?.[1].replace(/ \(.*/, "")} ${timeText(worst.ms)}`, () => tell("show-cell", worst)]);
+  if (worst) places.push([`slowest: rank ${worst.rank}, step ${worst.step}, ${METRICS.find(([id]) => id === seen.metric)?.[1].replace(/ \(.*/, "")} ${timeText(worst.ms)} (profiled)`, () => tell("show-cell", worst)]);
   if (seen.rows) places.push([seen.rows[0] === "idle" ? "idle by cause" : seen.rows[1] ? `${seen.rows[1]} ${seen.rows[0]}` : seen.rows[0], () => tell("show-rows", seen.rows)]);
   if (seen.section) places.push([seen.section, () => jump(seen.section)]);
   return places;
