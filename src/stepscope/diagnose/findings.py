@@ -558,7 +558,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     largest = max(times, key=lambda name: times[name])
     of_step = f"{100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
     if largest == UNCLEAR:
-        return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account)}", None)
+        return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account, how=True)}", None)
     share = f"{_NOUN_OF[largest]} takes {of_step}"
     surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
     best = "" if first is None else f"; no fix {surely} {WORTH_NAMING_PCT:.0f} %"

@@ -387,12 +387,12 @@ def _unexplained(account: Account) -> str | None:
         return None
     return (
         f"cannot be diagnosed: {_ms(unknown)} of {_ms(step.step_ns)} ms per {account.whole} have no known cause"
-        f"{why_unknown(account)}"
+        f"{why_unknown(account, how=False)}"
     )
 
 
-def why_unknown(account: Account) -> str:
-    """Return what the trace shows of idle time without a known cause, as the end of a sentence."""
+def why_unknown(account: Account, *, how: bool) -> str:
+    """Return what the trace shows of idle time without a known cause, and `how` to find it, as the end of a sentence."""
     if applies(account, Scope.HOST):
         stacks = any(of_kinds(rank.kinds, (EventKind.PYTHON,)).any() for rank in account.run.ranks)
         return (
@@ -403,7 +403,7 @@ def why_unknown(account: Account) -> str:
     if not known:
         return ""
     why, action = _WHY_UNKNOWN[max(known, key=lambda cause: known[cause])]
-    return f": {why}{_unknown_host(account) or f'; {action}'}"
+    return f": {why}{_unknown_host(account) or f'; {action}' * how}"
 
 
 def _unknown_host(account: Account) -> str:
