@@ -1,8 +1,8 @@
 """The account of a run: everything that the report, in any form, shows.
 
-Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings. What not
-every command asks for is imported when it is asked for. An analysis that fails unexpectedly costs its own part of the
-report, and a warning names it (`attempt`).
+Each field is computed by one module of this package; this file calls them in order and gathers the warnings. Modules
+that few commands need are imported on first use. An analysis that fails unexpectedly is left out of the report with a
+warning (`attempt`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,7 +174,7 @@ class Account(ArrayRecord):
 
     @property
     def device_name(self) -> str | None:
-        """Return the device of the first rank: its chip where the trace has no name for it and tells the chip."""
+        """Return the device name of the first rank; its chip where the trace has no name."""
         return device_in_words(self.run.ranks[0], self.chip)
 
     @_isolated("parallel strategies", _no_views)

@@ -6,7 +6,7 @@ The first of these that holds at an instant names its part:
                                              kernels of the data region are data_loading
     a copy between host and device runs      copy (on-device copies and sets are compute of their region)
     a collective moves data                  exposed_transfer
-    a collective that no other rank matches  unknown: waiting and transfer cannot be told apart
+    a collective that no other rank matches  unknown: waiting and transfer cannot be separated
     a collective waits for a later rank      wait; pipeline_bubble between the stages of a pipeline
     the device is idle                       data_loading, launch_gap, host_sync, allocator, host_stall, unknown
                                              by the cause (`idle.py`); other_compute where it runs another rank's work
@@ -77,7 +77,7 @@ from stepscope.units import ms, ns_of_ms
 #     layers   a [0, 4)        b [2, 6)        ->  a [0, 2) a [2, 4) b [4, 6) NOTHING [6, 9)
 #     cuts     0, 9
 #
-# Every instant between the first and the last cut lies in exactly one segment, so durations sum to the whole.
+# Every instant between the first and the last cut is in exactly one segment, so durations sum to the whole.
 
 # label of instants that no layer covers
 NOTHING = 255
@@ -155,39 +155,38 @@ COMPUTE_PART = {
 
 # Why was the device idle: which cause, gap by gap?
 #
-# A gap ends with a device operation, and that operation's launch tells what the device waited for:
+# A gap ends with a device operation, and the launch of that operation shows what the device waited for:
 #
-#     launched well before the gap   the work lay queued: the device's own turnaround between two operations; when
+#     launched well before the gap   the work was queued: the device's own turnaround between two operations; when
 #                                    longer, another rank of the job on the same device (`shared_device.py`), another
-#                                    stream, or something that no trace holds (another job there, a dependency)
+#                                    stream, or something not recorded (another job there, a dependency)
 #     launched during the gap, or    the host was late. What it did until the launch is the cause: it waited for the
 #     its launch returns there       device, allocated, loaded data, copied, stalled; or it ran operators and python,
 #                                    or loaded a module, which is what launching costs
 #     no launch in the trace         unknown
 #
-# A host that is blocked loses its lead over the device. Where the device ran dry during a block, the gap is the block's
-# up to the length of the block and the ordinary python after it: a longer gap has another cause. Later gaps are its too
-# until they add up to the time lost: with launches `D` earlier, the idle time after them is `max(0, idle - D)`. So idle
-# time that looks like launching goes to the last block before it as long as blocks have taken more than idle time has
-# given.
+# A blocked host loses its lead over the device. Where the device ran dry during a block, the gap is attributed to the
+# block up to the length of the block and the ordinary python after it: a longer gap has another cause. So are later
+# gaps until they add up to the time lost: with launches `D` earlier, the idle time after them is `max(0, idle - D)`.
+# So idle time that resembles launch overhead is attributed to the last block until the time blocked is used up.
 
-# When was the host kept from launching work, and by what?
+# When could the host not launch work, and why?
 #
 # Only threads that matter count: the training loop's and those that launch kernels (the autograd engine's). At each
 # instant the first of these holds:
 #
 #     the profiler starts, stops or hands over its buffers PROFILER
 #     python's garbage collector                           GC
-#     the loop asks for its next batch                     DATA
+#     the loop waits for its next batch                    DATA
 #     memory is being obtained or returned                 ALLOCATOR
 #     the host waits for the device                        SYNC
 #     a copy from or to pageable memory blocks it          COPY
 #     nothing that launches was recorded for 3 ms or more  STALL; unknown where the trace has no operators at all
 #
-# Shorter holes are ordinary python between two operators: part of what launching costs. Without operators, a hole of a
-# millisecond after a synchronisation is unknown: what the host did is not recorded.
+# Shorter holes are ordinary python between two operators: launch overhead. Without operators, a hole of a millisecond
+# after a synchronisation is unknown: the host's activity is not recorded.
 
-# a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself
+# a copy from or to pageable memory whose call takes longer than this blocked the host for the copy itself
 _BLOCKING_COPY_NS = 50_000
 
 # ordinary launches take 3 to 20 microseconds, those of a large graph more
@@ -201,7 +200,7 @@ _PROFILER = re.compile(
 
 
 class BlockCause(IntEnum):
-    """What kept the host from launching."""
+    """Why the host could not launch."""
 
     PROFILER = 0
     GC = 1
@@ -347,7 +346,7 @@ class Idle(ArrayRecord):
 
 
 def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others: Intervals = EMPTY) -> Idle:
-    """Return the causes of a rank's idle time, which lies between the first and the last cut.
+    """Return the causes of a rank's idle time between the first and the last cut.
 
     `others` is when work of other ranks ran on the same device.
     """
@@ -501,20 +500,18 @@ def _between(idle: Intervals, cuts: Int64s) -> Intervals:
 # At each instant, the first that holds:
 #
 #     an operator runs on a training thread    its region's part; operators of the data region are data_loading
-#     the loop asks for its next batch         data_loading
+#     the loop waits for its next batch        data_loading
 #     a collective runs                        exposed_transfer, wait, ... (the training thread waits for it)
 #     an operator around a collective's call   its region's part: its own code
 #     the autograd engine runs a node          backward: its own code
 #     none of these for 3 ms or more           host_stall
 #     inside a range that names a part         that part: python between two operators
 #     outside all ranges                       other_compute: the loop's own python, where ranges name the forward
-#     passes;
-#                                              not while a collective that was asked for has not begun
+#                                              passes; not while an issued collective has not begun
 #     anything else                            unknown
 #
 # Operators that only wrap others (autograd nodes, communication calls and what is around them) do not count as
-# running:
-# inside them the host may well wait (`host_running.py`).
+# running: the host may be waiting inside them (`host_running.py`).
 
 _WRAPPER = re.compile(rf"^{EVALUATE}|Backward\d*$|^(c10d|_c10d_functional|gloo|nccl)::?|^{RECORD}$")
 
@@ -572,10 +569,8 @@ def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
 # When did the device of a rank run work of other ranks of the job?
 #
 # Several ranks can share one device (a test on one GPU, small stages of a pipeline). Work that a rank launched long
-# ago
-# then lies queued while kernels of another rank run: that time has a cause, which no single trace shows. The
-# recorder's
-# telemetry says by the device's uuid who shares one; ranks without telemetry share with nobody.
+# ago is then queued while kernels of another rank run, which no single trace shows. The recorder's telemetry gives the
+# device's uuid; ranks without telemetry are assumed to have a device each.
 
 
 def _others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
@@ -650,9 +645,9 @@ class RankBudget(ArrayRecord):
 
 
 def budgets(shared: AlignedRun) -> tuple[RankBudget | None, ...]:
-    """Return the budget of every rank; None for one whose trace holds neither steps nor work.
+    """Return the budget of every rank.
 
-    None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
+    None for a rank whose trace holds neither steps nor work, or that has no complete step although other ranks do.
     """
     pipeline = is_pipeline(shared.run.ranks)
     others = _others_on_device(shared)
@@ -734,7 +729,7 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Inter
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     cuts = periods.cuts
     before, after = _host_layers(rank, cuts)
-    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
+    if rank.device_unseen:  # the host launched what it ran: when the device computed is unknown
         before, after = [*_own_layers(rank), *_unknown_compute(before)], _unknown_compute(after)
     spent = _rows(label_ns(painted([*before, *comm, *after], cuts), cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
@@ -749,7 +744,7 @@ def _own_layers(rank: Rank) -> Layers:
     copies = copies[rank.trace["dur_ns"][copies] >= _BLOCKING_COPY_NS]
     # without any recorded call, operators that launch look like those that compute
     computed = spans(rank, operators_without_calls(rank)) if len(runtime_rows(rank)) else EMPTY
-    # a call waits for the device or does the host's own work: nobody knows which
+    # a call waits for the device or does the host's own work: which is unknown
     calls = (PART_CODE["unknown"], spans(rank, runtime_rows(rank)))
     return [(PART_CODE["other_compute"], computed), (PART_CODE["copy"], spans(rank, copies)), calls]
 
@@ -857,7 +852,7 @@ def _ordinary(training: TrainingStep, rank: Rank, periods: StepPeriods) -> Mask:
     known = periods.complete if periods.complete.any() else in_step
     kept = (~np.isin(rank.steps.number[np.maximum(periods.step, 0)], events) | ~in_step) & known
     if kept.any() and not kept[known].all():
-        # What the host does at the end of a step lies in the device's period of the next.
+        # The host's work at the end of a step is in the device's period of the next.
         kept &= periods.dur_ns <= FAR_LONGER * periods.dur_ns[kept].min()
     return kept if kept.any() else np.ones(len(periods), bool)
 
@@ -958,7 +953,7 @@ class StepBudget(ArrayRecord):
     ordinary_ns: float | None
     #: in the order of `PARTS`, zeros included
     parts: tuple[PartTime, ...]
-    #: idle device time per step by cause, mean over ranks with a device, the profiler's cost taken out
+    #: idle device time per step by cause, mean over ranks with a device, the profiler's overhead subtracted
     idle_ns: dict[str, float]
     #: one row per rank with a budget, one column per part; each row sums to the step
     rank_part_ns: Floats

@@ -64,7 +64,7 @@ class RankAccount:
 
     @property
     def overlap_pct(self) -> float | None:
-        """Return the share of communication that lies under compute, None without communication."""
+        """Return the share of communication that is overlapped by compute, None without communication."""
         total = self.comm.total_ns
         return 100 * self.hidden_comm_ns / total if total else None
 
@@ -217,21 +217,19 @@ def _per_period(x: Intervals, periods: StepPeriods) -> Int64s:
     return covered_ns(x, periods.start_ns, periods.end_ns) if len(x) else np.zeros(len(periods), np.int64)
 
 
-# What is kept of a rank whose tables are not: all that other ranks need of it.
+# Outline of a rank whose tables are not in memory: all that other ranks need of it.
 #
-#     kept       steps, collectives, joins, the window's intervals, what its own time follows from (0.3 MB)
+#     retained   steps, collectives, joins, the window's intervals, the inputs of its own time (0.3 MB)
 #     dropped    events, strings, kinds and device work (7 MB of a trace with 50,000 events)
 #
-# So clocks, matching, waits, late ranks and the collectives of a job are of all its ranks. Whatever asks such a rank
-# for events finds none: analyses of single ranks are never asked of it.
+# So clocks, matching, waits, late ranks and the collectives cover all ranks of the job. An outlined rank has no
+# events: analyses of single ranks never run on it.
 
 # Own time of a rank: its step without waiting for others.
 #
 # With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without: the
-# host's
-# span less exposed waiting. When a rank waited is known once all ranks are on one clock; everything else follows from
-# its
-# own trace. So that much is taken from the trace alone (`own_time`), is small, and the waits come later (`own_ns`):
+# host's span less exposed waiting. Waits are known once all ranks are on one clock; everything else follows from the
+# rank's own trace. So `own_time` computes a small summary from the trace alone, and `own_ns` adds the waits:
 #
 #     host    = span - recording - |blocked while the device did nothing of its own, and waiting|
 #     device  = |work of the step| - |its communication alone on the device, and waiting|
@@ -251,7 +249,7 @@ class OwnTime(ArrayRecord):
     idle: Intervals
     #: per step: the work launched in it; None without a device
     device_ns: Int64s | None
-    #: communication with nothing beside it, step by step; sorted within a step only
+    #: communication that overlaps nothing, step by step; sorted within a step only
     alone: Intervals
     #: index of the step that launched it
     alone_step: npt.NDArray[np.int64]
@@ -324,7 +322,7 @@ class OutlinedRank(Rank):
 
 
 def outlined(rank: Rank) -> OutlinedRank:
-    """Return what is kept of a rank."""
+    """Return the outline of a rank."""
     return OutlinedRank(
         rank=rank.rank,
         rank_source=rank.rank_source,
@@ -345,12 +343,12 @@ def outlined(rank: Rank) -> OutlinedRank:
 
 
 def window_of(rank: Rank) -> RankAccount | None:
-    """Return the account of a rank's window, which is kept of an outlined one."""
+    """Return the account of a rank's window, also for an outlined rank."""
     return rank.window if isinstance(rank, OutlinedRank) else rank_account(rank)
 
 
 def own_time_of(rank: Rank) -> OwnTime:
-    """Return what a rank's own time follows from, which is kept of an outlined one."""
+    """Return the inputs of a rank's own time, also for an outlined rank."""
     return rank.own if isinstance(rank, OutlinedRank) else _own_time(rank)
 
 
@@ -413,7 +411,7 @@ class RankWait:
 
 
 def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
-    """Return the union of a rank's waits, what is left as transfer, and what nobody could match."""
+    """Return the union of a rank's waits, the remaining transfer, and the unmatched time."""
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
     unmatched = wait == UNMATCHED
     waits = clip(union(c.start_ns, c.start_ns + np.maximum(wait, 0)), account.start_ns, account.end_ns)
@@ -601,7 +599,7 @@ def rank_traffic(shared: AlignedRun, index: int, rows: Int64s, account: RankAcco
 
 
 def hidden_pct(traffic: RankTraffic) -> float | None:
-    """Return the share of the time that lies under other work, None without any time."""
+    """Return the share of the time that is overlapped by other work, None without any time."""
     return 100 * (1 - traffic.exposed_ns / traffic.time_ns) if traffic.time_ns else None
 
 
@@ -618,7 +616,7 @@ def num_steps(rank: Rank) -> int:
 
 
 def launched_in_steps(rank: Rank) -> Int64s:
-    """Return the collectives launched in recorded steps (without steps: in the trace), as they were asked for."""
+    """Return the collectives launched in recorded steps (without steps: in the trace), in issue order."""
     c = rank.collectives
     asked = c.issue_ns > np.iinfo(np.int64).min
     known = c.step >= 0 if len(rank.steps) else asked
@@ -709,7 +707,7 @@ def _waited(shared: AlignedRun) -> Floats:
     if not len(matches):
         return out
     last = shared.last_arrivals
-    blamed = last.waited_ns > 0  # where the last two came within the clocks' doubt nobody is to blame
+    blamed = last.waited_ns > 0  # 0 where the last two arrived within the clock uncertainty
     of = matches.of_member
     waited = np.maximum(shared.last_arrival_ns()[of] - shared.arrival_ns, 0)
     keep = blamed[of] & (matches.rank_index != last.rank_index[of])

@@ -57,7 +57,7 @@ class Bucket:
     #: in which it became ready, from 0
     order: int
     size_bytes: float | None
-    #: from the backward pass's beginning on the host until the host asked for it
+    #: from the backward pass's beginning on the host until the host issued it
     ready_ns: int
     time_ns: int
     wait_ns: int | None
@@ -262,9 +262,8 @@ def _mean_ns(values: Sequence[int]) -> int:
 
 # Gathers and scatters of sharded data parallelism (FSDP, ZeRO).
 #
-# A gather is *early* when the device still computes at the moment it starts: somebody asked for it before it was
-# needed. What of it is still exposed was early, but not early enough. Without prefetch a gather starts when the
-# computation before it has ended and everything waits.
+# A gather is *early* when the device still computes as it starts: it was prefetched. Any exposed part of it was
+# prefetched too late. Without prefetch a gather starts after the computation before it, and everything waits.
 #
 #     not early   compute ====            ====        early   compute ========  ====
 #                 gather      |--------|                      gather      |------|
@@ -526,7 +525,7 @@ def _layers(found: Sequence[Int64s]) -> tuple[Layer, ...]:
 class RankContextParallel(RankTraffic):
     """The exchanges of keys and values of one rank, per step."""
 
-    #: share of the exchanges' time that lies under other work
+    #: share of the exchanges' time that is overlapped by other work
     hidden_pct: float | None
     #: exposed time of the step's period
     share_of_step_pct: float | None

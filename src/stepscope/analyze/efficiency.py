@@ -362,8 +362,8 @@ def _loss_errors(
 ) -> Floats | None:
     """Return the error of each loss, None where a rank has fewer than two complete steps.
 
-    `measured` has the losses of each rank's periods in ns, `corrected_ns` those of the run's step with the profiler
-    taken out; `host` marks the losses that a slower host makes.
+    `measured` has the losses of each rank's periods in ns, `corrected_ns` those of the run's step with the profiler's
+    overhead subtracted; `host` marks the losses that a slower host makes.
     """
     used = [np.flatnonzero(budget.periods.complete) for budget in budgets]
     if min(len(use) for use in used) < 2:
@@ -414,7 +414,7 @@ class Loss:
     """One row of the waterfall."""
 
     loss: str
-    #: None where it cannot be told from the next row, which holds it
+    #: None where it cannot be separated from the next row, which includes it
     pct_of_peak: float | None
     ns_per_step: float | None
     #: points of `pct_of_peak`, about 95 %; None where a single step was recorded

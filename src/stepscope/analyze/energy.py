@@ -41,7 +41,7 @@ NO_TRACE = "the split over the step needs a trace; record without --light"
 _MIN_READINGS, _MIN_SPAN_S = 5, 1.0
 _MIN_INTERVALS = 20
 _MAX_WORLD = 1_000_000
-#: watts that are known no better than this share of the mean are not told apart from it
+#: power with a relative uncertainty above this share of the mean is not reported separately
 _RESOLVED = 0.25
 _COLUMNS = {"device": "energy_j", "host": "host_energy_j"}
 _GRID = np.linspace(0.0, 1.0, 257)
@@ -175,7 +175,7 @@ class _Curve(NamedTuple):
         return np.asarray(np.interp(end_ns, *self[:2]) - np.interp(start_ns, *self[:2]))
 
     def inside(self, start_ns: Any, end_ns: Any) -> tuple[float, float]:
-        """Return the joules of spans, and how much of their time lies between readings."""
+        """Return the joules of spans, and how much of their time is between readings."""
         start_ns, end_ns = (np.clip(at, self.time_ns[0], self.time_ns[-1]) for at in (start_ns, end_ns))
         return float(np.sum(self.gain_j(start_ns, end_ns))), float(np.sum(end_ns - start_ns))
 
@@ -336,7 +336,7 @@ def _unprofiled(profile: Floats, recorded_ns: float, step_ns: float) -> tuple[Fl
 def _split(
     curve: _Curve, log: StepLog, profile: Floats, recorded_ns: float, *, j_per_step: float
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the joules of each part of the step and what could not be told apart."""
+    """Return the joules of each part of the step and a note on parts that could not be separated."""
     steps = _measured_steps(curve, log)
     usual = steps[log.dur_ns[steps] <= FAR_LONGER * median(log.dur_ns[steps])]
     step_ns = float(log.dur_ns[usual].mean())

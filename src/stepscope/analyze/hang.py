@@ -2,7 +2,7 @@
 
 Each group's collectives are numbered in the order its members issue them. A rank that has issued fewer than the others
 is *missing* at the first one it lacks, if that one is not done on the ranks that have it. A missing rank may itself
-wait in another group; following who waits for whom leads to the ranks that wait for nobody: they are where to look.
+wait in another group; the suspects are the ranks at the end of these chains, which wait for no other rank.
 """
 
 from collections import Counter
@@ -143,7 +143,7 @@ class Mismatch:
 
     kind: str
     seq: int
-    #: those that differ from most; with two ranks nobody can tell which of them is wrong
+    #: those that differ from most; with two ranks it is unknown which of them is wrong
     odd_ranks: tuple[int, ...]
     #: what each rank calls under that number
     calls: Mapping[int, FlightEntry]
@@ -242,7 +242,7 @@ class Hang:
     without_dump: tuple[int, ...]
     groups: tuple[GroupState, ...]
     unpaired: tuple[UnpairedCall, ...]
-    #: the ranks to look at: waited for, and waiting for nobody
+    #: ranks that others wait for and that wait for no other rank
     suspects: tuple[int, ...]
     #: ranks that wait for each other in a circle
     circle: tuple[int, ...]

@@ -23,8 +23,8 @@ from stepscope.trace.table import EventKind, Int64s, Trace, by_string, of_kinds,
 
 # Who called whom on the host: the operators of a rank as call stacks, one per thread.
 #
-# Operators of one thread nest. Where two cross, which only broken clocks or asynchronous ranges do, what lies in both
-# belongs to the later one, so that no moment of a thread is counted twice.
+# Operators of one thread nest. Where two cross, which only broken clocks or asynchronous ranges do, their overlap
+# belongs to the later one, so no moment of a thread is counted twice.
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -185,7 +185,7 @@ def spans(rank: Rank, rows: npt.NDArray[np.integer]) -> Intervals:
 
 
 def sum_by(index: npt.NDArray[np.integer], values: Floats, count: int) -> Floats:
-    """Return the sum of the values of each index from 0 to `count`; those at -1 belong to nobody."""
+    """Return the sum of the values of each index from 0 to `count`; those at -1 are ignored."""
     mine = index >= 0
     if not mine.all():
         index, values = index[mine], values[mine]
@@ -195,10 +195,8 @@ def sum_by(index: npt.NDArray[np.integer], values: Floats, count: int) -> Floats
 # Which operators of the host compute while they run, and do not wait?
 #
 # A communication call computes nothing, and what is around it (an autograd node, a function that reduces activations)
-# may
-# spend its time waiting: gloo runs the collective on a thread of its own, and nothing is recorded while the caller
-# waits
-# for it. So operators around a call do not count as running; those inside them do.
+# may spend its time waiting: gloo runs the collective on its own thread, and nothing is recorded while the caller
+# waits. So operators around a call do not count as running; those inside them do.
 
 CALLS = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", RECORD)
 
@@ -230,9 +228,7 @@ def _operators(rank: Rank) -> tuple[Rows, npt.NDArray[np.bool_]]:
     return ops, around
 
 
-# Which calls into the device's runtime or driver did the host make, and what does each do to it?
-#
-# The latter is told by its name, CUDA and HIP alike.
+# Calls into the device's runtime or driver, classified by name (CUDA and HIP).
 
 _SYNCHRONISATION = re.compile(
     r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD)?(_v2)?$"
@@ -288,9 +284,8 @@ def allocations(rank: Rank) -> Rows:
 # Which operators computed on the host itself, for long, while the device got nothing to do, and when did the rest run?
 #
 # An operator that launches work takes microseconds. One that runs for a millisecond without a call into the device's
-# runtime computes on tensors of the host: a mask, a statistic, a tokeniser. While it runs nothing is launched, so for
-# the
-# device it is as good as a stall.
+# runtime computes on host tensors: a mask, a statistic, a tokeniser. Nothing is launched meanwhile, so for the device
+# it is equivalent to a stall.
 
 # python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls
 MIN_HOLE_NS = 1_000_000
@@ -307,7 +302,7 @@ def launching_spans(rank: Rank) -> dict[int, Intervals]:
     trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
     launching = _outermost(ops, computing_operators(rank))
     called = trace["ts_ns"].take(calls)
-    # Each by itself first: its rows are nearly in order, and few spans are left to unite with the other's.
+    # Each separately first: its rows are nearly in order, and few spans are left to unite with the other's.
     parts = (
         _closed(ops.thread.take(launching), ops.start_ns.take(launching), ops.end_ns.take(launching)),
         _closed(trace["tid"].take(calls), called, called + trace["dur_ns"].take(calls)),
@@ -358,7 +353,7 @@ def operators_without_calls(rank: Rank) -> Rows:
 # a runtime call that takes longer waited for room in a full queue ...
 _FULL_QUEUE_NS = 500_000
 _SLOW_LAUNCH_NS = 50_000
-# ... and so did a launch that takes this long while so many others were still waiting to run
+# ... and so did a launch that takes this long while this number of others was still waiting to run
 _DEEP_QUEUE = 100
 # a hole in what the host recorded is a stall ...
 _MIN_STALL_NS = MIN_HOLE_NS
@@ -440,7 +435,7 @@ def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[
     """Return start, end and row of the calls in which the host waited for the device, by start.
 
     Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
-    long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
+    long because the queue was full. A long call while the device is idle (a graph's launch, loading a module) is the
     host's own.
     """
     return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)

@@ -219,10 +219,7 @@ PRECISION_CODE = {name: code for code, name in enumerate(PRECISIONS)}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CallCosts(ArrayRecord):
-    """The work of each call of `calls`. Where `counted` is False there is none of its own, or it is unknown.
-
-    Calls are many and their variants few, so the work is kept by variant.
-    """
+    """The work of each call of `calls`, stored by variant; none or unknown where `counted` is False."""
 
     rank: Rank
     calls: HostCalls
@@ -556,10 +553,10 @@ def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
     return amount * np.divide(weight, total, out=np.zeros(len(weight)), where=total > 0)
 
 
-# What can the run's chip do? Advice that it cannot follow is none: bfloat16 and TF32 begin with Ampere, fp8 with Ada.
+# What does the run's chip support? bfloat16 and TF32 begin with Ampere, fp8 with Ada.
 #
-# The hardware table tells for chips in it; else the compute capability in the header, or the architecture that kernels
-# are named after. None: nothing tells.
+# From the hardware table; for other chips from the compute capability in the header, or the architecture in kernel
+# names.
 
 _NVIDIA_WARP = 32
 _BF16_SINCE, _FP8_SINCE = (8, 0), (8, 9)
@@ -570,7 +567,7 @@ _GENERATIONS = {"volta": "7.0", "turing": "7.5", "ampere": "8.0", "hopper": "9.0
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a chip has units or a mode for; None where nothing tells."""
+    """What a chip has units or a mode for; None where unknown."""
 
     bf16: bool | None = None
     tf32: bool | None = None
@@ -643,7 +640,7 @@ _TYPE_NUMBER = re.compile(r"^T\d+$|^\d+ul$|^ul$")
 
 
 def kernels_named(names: Iterable[str], kernels: Iterable[str]) -> dict[str, str]:
-    """Return for each name the kernel of a trace that it stands for; a name that could be two is left out."""
+    """Return the kernel of a trace for each name; ambiguous names are left out."""
     by_function: dict[str, list[str]] = {}
     for kernel in sorted(set(kernels)):
         by_function.setdefault(function_of(kernel), []).append(kernel)
@@ -693,7 +690,7 @@ _Class = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeasuredRows(ArrayRecord):
-    """The launch of Nsight Compute that stands for each row of a rank's work."""
+    """The Nsight Compute launch that represents each row of a rank's work."""
 
     #: index into `launches`, -1 where none was measured
     launch: Int64s
@@ -936,7 +933,7 @@ def _queue(rank: Rank) -> tuple[Floats, float | None]:
     return (spent / whole if whole else share), median(np.maximum(found, 0))
 
 
-# of a block on any CUDA device; more has to be asked for
+# of a block on any CUDA device; more needs an explicit request
 _DEFAULT_SHARED_BYTES = 48 << 10
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
 # what the time of each bound is called among the sums
@@ -1002,7 +999,7 @@ class KernelTable:
     #: share of kernels below SHORT_NS
     short_count_share: float
     short_time_share: float
-    #: share of matrix-product time on tensor cores; None without products or where no name tells
+    #: share of matrix-product time on tensor cores; None without products or where no kernel name shows it
     tensor_core_share: float | None
     #: share of compute-kernel time that is memory-bound; None without compute kernels
     memory_bound_share: float | None
@@ -1016,9 +1013,7 @@ class KernelTable:
 def kernel_table(
     costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = (), jobs: int = 1
 ) -> KernelTable:
-    """Return the kernels of all ranks in one table, so many ranks added up at once. Without a chip the bound follows
-    from the family alone.
-    """
+    """Return the kernels of all ranks in one table. Without a chip the bound follows from the family alone."""
     sums: dict[str, _Sums] = {}
     metered = [_measured_rows(one, measured) if measured else None for one in costs]
     found = side_by_side(jobs, lambda one, rows: _kernels_of_rank(one, chip, rows), costs, metered)
@@ -1104,7 +1099,7 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
     return otherwise if value is None else value
 
 
-# by name: the row of one that tells most, the longest of them in ns, and their sums
+# by name: the most informative row, the longest duration in ns, and their sums
 NamedKernels = list[tuple[int, int, dict[str, float]]]
 
 
@@ -1115,7 +1110,7 @@ def _kernels_of_rank(costs: KernelCosts, chip: Chip | None, measured: MeasuredRo
     example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
     example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)
-    example[group[explained]] = explained  # its operator tells more than the name alone
+    example[group[explained]] = explained  # its operator is more specific than the name alone
     bounds, duration = _kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
     weights = _weights(costs, kernels, duration.astype(np.float64), bounds, measured)
     totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights}

@@ -154,7 +154,7 @@ def ledger_of(attempts: Sequence[Attempt]) -> Ledger:
     for k, (begin_ns, end_ns) in enumerate(windows):
         after = k > 0 and failed[k - 1] and _is_same_launch(attempts[k - 1], attempts[k])
         context = _Context(attempts[k], windows[k], attempts[k - 1].end_ns if after else None, failed[k])
-        until = list(takewhile(lambda at: at != inf, kept[k:]))  # later ones build on what was kept as a whole
+        until = list(takewhile(lambda at: at != inf, kept[k:]))  # later ones build on an attempt saved as a whole
         ranks = [_of_rank(context, row, tables[k], until) for row in range(len(attempts[k].ranks))]
         for segments, _ in ranks:
             spent = segments.end - segments.start
@@ -332,7 +332,7 @@ def _with_others(part: Floats, excess: Floats) -> Floats:
 
 
 def _kept_until(attempts: Sequence[Attempt], k: int, failed: bool, warnings: list[str]) -> float | None:
-    """Return until when the work of attempts up to `k` was kept: infinity for all, None for unknown."""
+    """Return until when the work of attempts up to `k` was saved: infinity for all, None for unknown."""
     one, again = attempts[k], attempts[k + 1] if k + 1 < len(attempts) else None
     saves = [(n, rank, save) for n, earlier in enumerate(attempts[: k + 1]) for rank, save in earlier.files(SAVE)]
     saved_ns, written = _complete_ns(saves), {save.path for _, _, save in saves}

@@ -1,20 +1,20 @@
 """Which ranks are late, from step logs alone: no profiler, while the job runs.
 
-A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`). After the wait
-all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
-each rank choosing for itself: in the others the own time is unknown, not the whole step.
+A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`): after the
+wait all ranks take equally long. Where steps are short the wait is measured in a few of them only, chosen by each rank:
+in the others the own time is unknown, not the whole step.
 
 With NCCL ranks wait on the device. Own time is the step less the waits there: while the job runs their mean over
 the last steps, after it the newest collectives, matched by their number. Each ends on all ranks at once, and takes the
 last to arrive the least time.
 
-How late a rank is, is the centre (`stats/robust.py`) over steps of its own time less the others' median in the same
-step. Step times have long tails and hang together from one step to the next (a busy machine stays busy for a while),
-so the interval of that centre is of as many independent steps as the autocorrelation leaves. A rank is late where the
-whole interval lies above zero, the centre is at least 10 % of the others' own time, and both halves of the steps show
-it: equal ranks are named in at most 2 of 100 runs (`test_log_stragglers.py` and `test_real_noise.py` have size and
-power). Of fewer than ten known steps every single one has to be late as well: the load of two seconds makes one of two
-equal ranks the later one in most of them.
+Lateness is the centre (`stats/robust.py`) over steps of a rank's own time less the others' median in the same step.
+Step times have long tails and are correlated (a busy machine stays busy for a while), so the confidence interval uses
+the number of independent steps that the autocorrelation leaves. A rank is late where the whole interval is above zero,
+the centre is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are named in at
+most 2 of 100 runs (`test_log_stragglers.py` and `test_real_noise.py` have size and power). With fewer than ten known
+steps each of them has to be late as well: a load of two seconds makes one of two equal ranks the later one in most of
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -205,9 +205,8 @@ def _own_ns(log: StepLog) -> Floats:
 
 # What do the regions of a step take, by the step logs alone: forward, backward, data loading, and what the job names?
 #
-# Medians over the steps without the profiler. Where the wait for gradients was told apart from the backward pass in
-# some
-# steps only, those are the steps that count.
+# Medians over the steps without the profiler. Where the wait for gradients was separated from the backward pass in
+# some steps only, those are the steps that count.
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)

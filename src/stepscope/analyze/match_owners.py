@@ -130,12 +130,11 @@ def _traced(history: list[dict[int, int]], k: int, x: int, shift: int) -> list[t
 #     an autograd node, and what it runs           those of the latest forward operator with its sequence number
 #     AccumulateGrad                               those of the node before it; what it sends has no forward line: a
 #                                                  bucket is of many parameters
-#     forward work run again inside a node         its own stack: the line that runs twice, not the one that asked for
-#     it
+#     forward work run again inside a node         its own stack: the line that runs twice, not the one that caused it
 #     Python inside a node (a Function's backward, the forward operator's stack, and below it the frames of backward
 #     a hook of gradients)
 #
-# Where an operator was called (`caller`) is kept beside it: the line of `loss.backward()` for all of backward.
+# `caller` is where an operator was called: the line of `loss.backward()` for all of backward.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -349,7 +348,7 @@ def _pairs(calls: HostCalls, marks: Marks, threads: list[LinkedThread]) -> list[
 def _by_step(keys: Int64s, step: npt.NDArray[np.int32], known: Int64s, known_step: Int64s, tries: Tries) -> Int64s:
     """Return for each operator of a thread its position among the known ones.
 
-    Of several steps with frames the one most like a step is laid beside it; what it lacks the others may have.
+    Of several steps with frames the most similar one is matched first; the others fill what it lacks.
     """
     out = np.full(len(keys), NOTHING, np.int64)
     samples = [np.flatnonzero(known_step == s) for s in distinct(known_step)]
@@ -420,7 +419,7 @@ class Modules:
         self._ids = {path: i for i, path in reversed(list(enumerate(self.known)))}
 
     def common(self, one: int, other: int) -> int:
-        """Return the module that two modules lie in; NOBODY where either is unknown or they share none."""
+        """Return the innermost common parent of two modules; -1 where either is unknown or they share none."""
         if one < 0 or other < 0 or one == other:
             return min(one, other)
         a, b = self.known[one].split("."), self.known[other].split(".")
@@ -530,7 +529,7 @@ def _gaps_of(known: LinkedThread) -> tuple[dict[int, Gap], Gap, Gap]:
     and of that the part before the step's end.
     """
     thread = known.thread
-    place = np.searchsorted(known.at, thread.gap_before)  # the next one stands for a mark of a step
+    place = np.searchsorted(known.at, thread.gap_before)  # the next one represents a mark of a step
     gaps: dict[int, Gap] = {}
     tail: Gap = ([], [])
     for position, stack, took in zip(place.tolist(), thread.gap_stack.tolist(), thread.gap_ns.tolist(), strict=True):
@@ -554,7 +553,7 @@ def work_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: HostTime
 
 
 def collective_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: HostTime) -> OwnedWork:
-    """Return the owners of collectives: of the operator that asked for each, else of its kernel."""
+    """Return the owners of collectives: of the operator that issued each, else of its kernel."""
     c = rank.collectives
     by_record = by_call.at(calls.at_rows(c.record_row))
     return by_record.where(by_record.stack >= 0, work_owners(rank, calls, by_call, host).at(c.device_index))
@@ -587,7 +586,7 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
 #
 # Such steps are slower than others, so what is said of the host is of steps with frames.
 
-# Python events inside each other, four times as deep as Python itself allows unless told
+# nesting depth of Python events: four times Python's default recursion limit
 _MAX_FRAMES = 4096
 _MAX_MODULES = 512
 # characters of all paths of modules
@@ -646,7 +645,7 @@ def _ownership_by_own_frames(rank: Rank) -> Ownership:
 def _frames_and_modules(
     rank: Rank, python: HostCalls
 ) -> tuple[tuple[Frame, ...], list[int], tuple[str, ...], list[int]]:
-    """Return the frames, that of each Python event (NOBODY for none), and the same for modules."""
+    """Return the frames, that of each Python event (-1 for none), and the same for modules."""
     strings = rank.trace.strings
     frames: dict[Frame, int] = {}
     modules: dict[str, int] = {}
@@ -720,8 +719,9 @@ def _shallow(python: HostCalls) -> tuple[HostCalls, int]:
 
 
 def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
-    """Return the innermost Python event around each call; for the autograd engine's thread, which has none of its own,
-    the one of the training thread that waits for it.
+    """Return the innermost Python event around each call.
+
+    The autograd engine's thread has none: for it, the one of the training thread that waits for it.
     """
     inside = python.innermost_at(calls.thread, calls.start_ns)
     lost = np.flatnonzero(inside < 0)
@@ -799,7 +799,7 @@ _OPERAND_ENDS = re.compile(r'[\w)\]}"]$')
 
 
 def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
-    """Return the owners with the lines of operators that raise no call as far as the kept source tells them."""
+    """Return the owners with source lines for operators that raise no call, as far as the stored source shows them."""
     unsure = {i for i, f in enumerate(owners.frames) if f.is_user and 0 < f.line < f.line_to <= f.line + MAX_LINES}
     if not unsure:
         return owners
@@ -819,7 +819,7 @@ def _symbols_at(owners: RankOwners, unsure: set[int]) -> dict[int, set[str]]:
     for thread in owners.threads:
         around: list[int] = []  # the stacks of the operators that are open
         for name, depth, stack in zip(thread.name.tolist(), thread.depth.tolist(), thread.stack.tolist(), strict=True):
-            is_part = depth > 0 and around[depth - 1 : depth] == [stack]  # of what the symbol stands for
+            is_part = depth > 0 and around[depth - 1 : depth] == [stack]  # of the symbol's operators
             around[depth:] = [stack]
             if stack >= 0 and innermost[stack] in unsure and not is_part:
                 bare = owners.names[name].removeprefix("aten::")

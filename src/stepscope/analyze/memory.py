@@ -2,7 +2,7 @@
 
 From the profiler's memory events where they were recorded (every allocation of the window), and from the step logs
 (a sample per step, over the whole job). *Cache* is memory the allocator has reserved and no tensor holds; how much
-of it is fragmented cannot be told from totals.
+of it is fragmented is not visible in totals.
 """
 
 import re
@@ -46,7 +46,7 @@ class MemoryEvents(ArrayRecord):
     time_ns: Int64s
     thread: Int64s
     change_bytes: Int64s
-    #: None where it was not recorded: then blocks cannot be told
+    #: None where it was not recorded: then blocks are unknown
     address: Int64s | None
     #: after the event
     allocated_bytes: Int64s
@@ -121,7 +121,7 @@ def _memory_events(rank: Rank) -> MemoryEvents | None:
     devices, events = np.unique(ordinal[ordinal >= 0], return_counts=True)
     device = int(devices[events.argmax()]) if len(devices) else -1
     rows = rows[ordinal == device]
-    number = trace.arg("ev_idx").at(rows, missing=0)  # tells the order of events of one moment
+    number = trace.arg("ev_idx").at(rows, missing=0)  # the order of events of one moment
     rows = rows[np.lexsort((number, trace["ts_ns"][rows]))]
     change = trace.arg("alloc_bytes").at(rows, missing=0)
     total, reserved = (trace.arg(name).at(rows, missing=-1) for name in ("total_allocated", "total_reserved"))
@@ -159,7 +159,7 @@ def blocks_of(events: MemoryEvents) -> Blocks | None:
 
 # Operator and user line of the host at a moment.
 
-NOBODY = -1
+UNOWNED = -1
 _FRAME = re.compile(r"^(?P<path>[^<(][^(]*)\(\d+\): ")
 _LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|lightning|accelerate|transformers|deepspeed)/")
 
@@ -174,25 +174,25 @@ class Holder:
 
 
 def operators_at(calls: HostCalls, thread: Int64s, moment_ns: Int64s) -> Int64s:
-    """Return the string id of the outermost operator at each moment, NOBODY where there was none."""
+    """Return the string id of the outermost operator at each moment, UNOWNED where there was none."""
     at = calls.innermost_at(thread, moment_ns)
     if not len(calls):
         return at
     while (inner := (at >= 0) & (calls.parent[at] >= 0)).any():
         at[inner] = calls.parent[at[inner]]
-    return np.where(at >= 0, calls.name[at], NOBODY)
+    return np.where(at >= 0, calls.name[at], UNOWNED)
 
 
 def source_lines_at(rank: Rank, thread: Int64s, moment_ns: Int64s) -> Int64s:
-    """Return the string id of the innermost frame of the user's code at each moment, NOBODY where there was none."""
+    """Return the string id of the innermost frame of the user's code at each moment, UNOWNED where there was none."""
     frames = call_stacks(rank.trace, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON), _is_users))
     at = frames.innermost_at(thread, moment_ns)
-    return np.where(at >= 0, frames.name[at], NOBODY) if len(frames) else at
+    return np.where(at >= 0, frames.name[at], UNOWNED) if len(frames) else at
 
 
 def holders(rank: Rank, name_id: Int64s, size_bytes: Int64s, *, most: int) -> tuple[Holder, ...]:
-    """Return what each name holds, the largest first; blocks of nobody are left out."""
-    known = name_id != NOBODY
+    """Return what each name holds, the largest first; unowned blocks are left out."""
+    known = name_id != UNOWNED
     ids, back, count = np.unique(name_id[known], return_inverse=True, return_counts=True)
     held = np.bincount(back, size_bytes[known], minlength=len(ids))
     order = np.argsort(-held, kind="stable")[:most]
@@ -213,11 +213,10 @@ def _is_users(frame: str) -> bool:
 
 # Memory from before the window: weights, optimizer state, DDP buckets.
 #
-# The trace does not tell; the job's own account of its model and optimizer does (`run.json`,
-# `rank00000.memory.jsonl`).
+# Not in the trace; taken from the job's own account of its model and optimizer (`run.json`, `rank00000.memory.jsonl`).
 # Where neither was recorded both are unknown, and all of it is `kept`. State that the optimizer creates within the
-# window
-# is known by itself; a few bytes that it creates there while the state is older are no state, and never a state of 0.
+# window is known from the trace; a few bytes created there while the state is older are not state, and never a state
+# of 0.
 
 # of the weights (of the gradients where those are unknown), below which what was created is not all of the state
 _MIN_STATE = 0.1
@@ -231,9 +230,9 @@ class FromBefore:
 
     weights_bytes: int | None = None
     optimizer_bytes: int | None = None
-    #: DDP's buckets; where nobody counted them they are part of `kept`
+    #: DDP's buckets; part of `kept` where they were not counted
     communication_bytes: int | None = None
-    #: whether what was kept is all that was there; the host's totals leave out what is older than the profiler
+    #: whether `kept` covers all memory; the host's totals leave out what is older than the profiler
     seen_whole: bool = True
 
     @property
@@ -242,7 +241,7 @@ class FromBefore:
         return self.seen_whole or (self.weights_bytes is not None and self.optimizer_bytes is not None)
 
     def split(self, curves: Mapping[str, Int64s], kept_bytes: int) -> dict[str, Int64s | None]:
-        """Return curves by category with what was kept taken apart; what is not None sums to the same."""
+        """Return curves by category with `kept` split up; those that are not None have the same sum."""
         created = curves["optimizer_state"]
         weights = None if self.weights_bytes is None else min(self.weights_bytes, kept_bytes)
         left = kept_bytes - (weights or 0)
@@ -279,10 +278,10 @@ def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:
 # Categories of memory, by allocations and frees.
 #
 #     temporary         freed in the same stretch of forward, backward or optimizer that allocated it
-#     activations       allocated in forward and kept beyond it: for backward, or as inputs and outputs
+#     activations       allocated in forward and alive beyond it: for backward, or as inputs and outputs
 #     gradients         allocated in backward and alive beyond it
 #     optimizer_state   allocated in the optimizer's step and alive beyond it
-#     other             kept beyond the stretch between backward and optimizer that allocated it
+#     other             alive beyond the stretch between backward and optimizer that allocated it
 #     kept              there before the window and never freed in it: parameters, optimizer state, buffers
 #
 # Blocks from before the window that are freed in it become what blocks of their size, freed in the same phase, are in
@@ -361,7 +360,7 @@ Curves = Mapping[str, Int64s | None]
 class Moments(ArrayRecord):
     """Memory after each event on one device of one rank."""
 
-    #: of training; None where nothing tells it
+    #: of training; None where unknown
     phase: Phases | None
     #: sums to what is allocated; None where a category is unknown and part of another
     by_category: Curves
@@ -492,9 +491,9 @@ class Leak:
 
 
 def _kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer], *, last_step: int) -> Int64s:
-    """Return the blocks that were allocated in a step before the last one, and are there when the window ends.
+    """Return the blocks allocated in a step before the last one and still alive when the window ends.
 
-    `step` is that of each event. Gradients and optimizer state are left out: they are kept on purpose.
+    `step` is that of each event. Gradients and optimizer state are left out: they persist on purpose.
     """
     blocks = categories.blocks
     kept = (blocks.born != NOT_HERE) & (blocks.died == NOT_HERE)
@@ -522,7 +521,7 @@ def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes
 #
 # By the owners that the job recorded (or the frames in its trace); without those, by the Python frame around.
 
-# of one rank; asked for only where there is memory to own
+# of one rank; computed only where there is memory to own
 OwnersOf = Callable[[], Ownership | None]
 
 
@@ -530,7 +529,7 @@ def _line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | N
     if owned is None:
         trace = rank.trace
         found = source_lines_at(rank, trace["tid"][rows], trace["ts_ns"][rows]).tolist()
-        return [None if i == NOBODY else trace.strings[i] for i in found]
+        return [None if i == UNOWNED else trace.strings[i] for i in found]
     names = [f"{f.file}:{f.line} ({f.function})" for f in owned.frames]
     found = owned.stacks.innermost_user[owned.of_rows(rows).stack].tolist()
     return [names[frame] if frame >= 0 else None for frame in found]
@@ -574,7 +573,7 @@ class Moment:
     phase: str
     #: outermost operator that was allocating
     operator: str | None
-    #: see `categories`; what is known sums to `allocated_bytes`. None where blocks could not be told
+    #: see `categories`; what is known sums to `allocated_bytes`. None where blocks are unknown
     by_category: dict[str, int | None] | None
     #: the operators whose blocks are alive, largest first
     by_operator: tuple[Holder, ...]
@@ -617,7 +616,7 @@ class RankMemory:
     peak_reserved_bytes: int | None
     #: most reserved (allocated where that is unknown) against the device's memory
     peak_pct_of_total: float | None
-    #: this rank's share, as the job itself counted it; part of `kept`
+    #: this rank's share, as counted by the job itself; part of `kept`
     parameter_bytes: int | None
     #: reserved and held by no tensor, at the peak
     cache_bytes: int | None

@@ -27,12 +27,10 @@ from stepscope.trace.table import Int64s
 
 # Blocks of the allocator, with their sizes and lifetimes.
 #
-# The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and
-# larger
-# where the rest of a free block was too small to be split off. So the history is replayed with the allocator's own
-# rules
+# The history has the requested sizes; the block's size counts: rounded up to 512 bytes, and larger where the rest of a
+# free block was too small to be split off. So the history is replayed with the allocator's own rules
 # (c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay
-# has to hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
+# has to hold exactly the blocks that the snapshot lists; `differs_bytes` is the difference.
 
 _MIN_BLOCK = 512
 _SMALL = 1 << 20
@@ -146,7 +144,7 @@ def history_of(snapshot: MemorySnapshot) -> History:
     for event, (action, at, asked, of_stack) in enumerate(rows):
         if action == ALLOC:
             length = space.take(at, _rounded(asked), expandable=snapshot.expandable)
-            if at in live:  # a damaged history: what was there is gone
+            if at in live:  # a damaged history: treat the previous block as freed
                 died[live[at]] = event
                 change[event] -= size[live[at]]
             begin(at, length, event, of_stack)
@@ -187,8 +185,8 @@ def history_of(snapshot: MemorySnapshot) -> History:
 def _blocks_from_before(snapshot: MemorySnapshot) -> dict[int, tuple[int, int]]:
     """Return size and stack of the blocks that were there before the first event, by address.
 
-    Those still there at the end are listed by the snapshot; of those freed in the history only what was asked for is
-    known, so a rest that would not have been split off is taken as part of them.
+    Those still there at the end are listed by the snapshot; of those freed in the history only the requested size is
+    known, so a rest that would not have been split off counts as part of them.
     """
     first_action: dict[int, tuple[int, int]] = {}
     for action, at, asked in zip(snapshot.action, snapshot.address, snapshot.size_bytes, strict=True):
@@ -263,7 +261,7 @@ _BUILT = ("convert", "_apply", "to", "cuda", "to_empty", "reset_parameters", "__
 
 
 class Part(IntEnum):
-    """The part of the step that an event lies in."""
+    """The part of the step of an event."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -370,8 +368,8 @@ class _StackKind:
 def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
     """Return the part of the step of every event: the optimizer by torch's own notes, backward by its stack.
 
-    Backward runs on threads of its own, whose stacks hold no Python frame, or nothing at all. Where torch keeps stacks
-    of allocations only, a free carries that of its block's allocation: it says nothing of where it happened.
+    Backward runs on its own threads, whose stacks hold no Python frame, or nothing at all. Where torch records stacks
+    of allocations only, a free carries that of its block's allocation, which does not show where it happened.
     """
     has_python = any(kind.python for kind in kinds)
     intervals = _optimizer_intervals(snapshot)
@@ -391,7 +389,7 @@ def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
             last = Part.OPTIMIZER
         elif tells:
             last = _part_of(kinds[stack] if stack >= 0 else _StackKind(), last, has_python=has_python)
-        elif bisect_left(ends, time_us) > steps_over:  # a step may have ended without an event of its own
+        elif bisect_left(ends, time_us) > steps_over:  # a step may have ended without an event
             last = Part.FORWARD
         steps_over = bisect_left(ends, time_us)
         out[i] = last

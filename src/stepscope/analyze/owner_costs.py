@@ -67,7 +67,7 @@ class LineCost:
     backward: Cost
     #: `inclusive` of each rank
     by_rank: dict[int, Cost]
-    #: the module in which most of its time lies, None where it lies in none
+    #: the module with most of its time, None outside modules
     module: str | None
 
     @property
@@ -343,12 +343,11 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
 
 # Trees of lines (callers around callees) and of modules.
 #
-#     lines    train.py:40 > model.py:12 > model.py:31     by the stack of whose work it is; backward lies at its
-#     forward
+#     lines    train.py:40 > model.py:12 > model.py:31     by the owner's stack; backward counts at its forward
 #     modules  layers > layers.3 > layers.3.mlp
 #
-# Costs are per step, the mean over ranks. A node's cost includes its children's; what has no owner is the root's own.
-# Small nodes are put together as "others", so that a tree stays small however large the job is.
+# Costs are per step, the mean over ranks. A node's cost includes its children's; unowned work is the root's own. Small
+# nodes are merged into "others", so a tree stays small however large the job is.
 
 # (name, label) of lines or modules, outermost first
 Path = tuple[tuple[str, str], ...]

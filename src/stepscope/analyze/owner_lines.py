@@ -169,7 +169,7 @@ class RankLines(ArrayRecord):
         )
 
     def holding(self, line: Line) -> Mask:
-        """Return which stacks hold a line, one entry more for nobody."""
+        """Return which stacks hold a line, with a last entry for unowned work."""
         return self.sets.mask(self.lines[line].number)
 
     def holding_any(self, lines: Sequence[Line]) -> Mask:
@@ -265,31 +265,28 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
 
 # Non-training work of the training loop in every step.
 #
-# A step trains by forward, loss, backward, the optimizer and the loader. What the host spends in lines of the user's
-# that
-# are none of these is work beside training: copies of the weights, statistics, logs, files, waiting.
+# A step trains by forward, loss, backward, the optimizer and the loader. Host time in other lines of the user's code is
+# non-training work: copies of the weights, statistics, logs, files, waiting.
 #
-# A line is beside training where
-#     nothing went back through it       autograd ran no node for what it did, and it did not call backward
+# A line is non-training work where
+#     it has no backward                 autograd ran no node for it, and it did not call backward
 #     it moved nothing                   no collective, no step of the optimizer or clipping, no loader of torch's
-#     it lies in no pass                 at most half of its time inside ranges of optimizer, backward or loader
+#     it is in no pass                   at most half of its time inside ranges of optimizer, backward or loader
 #     it ran no part of a model          no module, or it is a hook of one, or none that is trained and only after the
 #                                        step's last backward
 #     it changed nothing beforehand      an arithmetic operator in place only once backward and optimizer have run, and
 #                                        not to zero tensors alone, which is `zero_grad` by hand
 #     the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
-#                                        lines without an operator (an update by hand looks like any other work)
+#                                        lines without an operator (an update by hand resembles any other work)
 #
 # Where a device computes, lines that bring results to the host, run modules or change tensors one by one are of other
 # kinds. What a line above forward copies to the device is input: preparing it can move to another thread.
 #
-# Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not
-# judged.
+# Lines inside `forward` without a gradient (masks, routing, frozen networks) may decide the loss: not judged.
 #
 # A hook of gradients is judged too: a line that ran only inside autograd's nodes, below the line that called backward,
-# in
-# a function that is no `backward` of a Function's, neither communicates nor steps an optimizer, and changed nothing in
-# place. What it returned may have replaced the gradient: that is not recorded, and is said.
+# in a function that is not the `backward` of a Function, neither communicates nor steps an optimizer, and changed
+# nothing in place. Its return value may have replaced the gradient: that is not recorded, and the finding says so.
 
 Floats = npt.NDArray[np.float64]
 _PASSES = (Region.BACKWARD, Region.OPTIMIZER, Region.DATA)
@@ -313,7 +310,7 @@ _CHANGES = frozenset(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoopLine(ArrayRecord):
-    """A line beside training, on one rank."""
+    """A line of non-training work, on one rank."""
 
     line: Line
     #: that the line is in
@@ -324,7 +321,7 @@ class LoopLine(ArrayRecord):
     device_ns: float
     #: when the host began with it, each time
     began_ns: Int64s
-    #: it stands above the line of its function that runs forward: it may prepare the input
+    #: it is above the line of its function that runs forward: it may prepare the input
     before_forward: bool
     in_place: bool
     #: it copies to the device: what it makes is input
@@ -352,7 +349,7 @@ class LoopLine(ArrayRecord):
 
 @once_per_record
 def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
-    """Return the outermost lines of a rank that are beside training."""
+    """Return the outermost lines of a rank with non-training work."""
     rank, owned = known.owned.rank, known.owned
     if rank.device_unseen or not len(rank.steps):
         return {}
@@ -551,9 +548,9 @@ def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
 
 
 def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
-    """Return whether a line, or one that calls it, stands below the line of its function that steps the optimizer.
+    """Return whether a line, or one that calls it, is below the line of its function that steps the optimizer.
 
-    A step that ends with its optimizer has what follows at its beginning: then only the source tells the order.
+    A step that ends with its optimizer begins with what follows it: then only the source shows the order.
     """
     return bool(_after_optimizer(known)[work.stacks[0]])
 
@@ -602,9 +599,8 @@ def _base(name: str) -> str:
 
 
 def loops(lines: Sequence[LoopLine], passes: Sequence[Line]) -> list[tuple[LoopLine, ...]]:
-    """Return the lines of one rank in groups: those that take turns in one loop of one function belong together.
-
-    No line of a pass lies between them.
+    """Return the lines of one rank in groups: lines that alternate in one loop of one function, with no line of a pass
+    between them, form a group.
     """
     groups: list[list[LoopLine]] = []
     by_function: dict[tuple[str, str], list[LoopLine]] = defaultdict(list)
@@ -660,19 +656,18 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
     return {line: ns for line, ns in typical.items() if ns > 0}
 
 
-# Does what a line of the training loop computes flow into training, by its source text?
+# Does the result of a line of the training loop flow into training, by its source text?
 #
 # Within the function that holds the line, names that its statement assigns are followed through later statements,
-# around
-# the loop once more, until one of them is used by a line that autograd ran back through or that steps the optimizer.
+# around the loop once more, until one of them is used by a line that has a backward or steps the optimizer.
 #
 #     stats = grad_norms(model)          feeds nothing: only print uses it
 #     print(stats)
 #     scale = 1 / (1 + stats.mean())     feeds training: the next line uses it, and has a backward
 #     loss = scale * criterion(model(x), y)
 #
-# True or False where the source shows it, None where it cannot: no source text, the line lies in a function without
-# training lines, or its value leaves the function.
+# None where the source does not show it: no source text, a function without training lines, or a value that leaves the
+# function.
 
 # methods through which a value gets into the object they are called on
 _TAKES = frozenset(("add", "append", "appendleft", "copy_", "extend", "insert", "push", "put", "setdefault", "update"))

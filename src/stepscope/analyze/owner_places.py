@@ -224,7 +224,7 @@ def costs_by_owner(owner: OwnedWork, ns: Floats) -> Costs:
 
 
 def top_modules(costs: Sequence[tuple[Ownership, Costs]], *, most: int, depth: int | None = None) -> tuple[Where, ...]:
-    """Return the modules that hold most of some cost, cut to so many names of their paths."""
+    """Return the modules with most of some cost, their paths cut to `depth` names."""
     by_module: dict[str, float] = defaultdict(float)
     total = 0.0
     for owned, cost in costs:
@@ -311,13 +311,12 @@ def whole_step_lines(owned: Ownership, share: float = _ALWAYS) -> set[tuple[str,
 
 # Where is a fault that no replay can place? By counting what it is made of: messages, short kernels, recorded events.
 #
-# A pipeline's bubble is where its messages are asked for: the line that runs the schedule. Too little work per kernel
-# is
-# where most short kernels are launched, and the profiler costs most where most events were recorded.
+# A pipeline's bubble is where its messages are issued: the line that runs the schedule. Too little work per kernel is
+# where most short kernels are launched, and profiler overhead where most events were recorded.
 
 
 def schedule_lines(account: Account) -> tuple[Where, ...]:
-    """Return the lines that ask for messages between stages; every rank may have one of its own."""
+    """Return the lines that issue messages between stages; each rank may have a different one."""
     asked: dict[tuple[str, int], float] = defaultdict(float)
     for owned in _known(account):
         c = owned.rank.collectives

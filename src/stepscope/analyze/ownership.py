@@ -4,7 +4,7 @@ operator of an undisturbed step   the owner of the operator it matches; else of 
                                   neighbours' stacks have in common (it ran between their lines)
 Python between two operators      the stacks of the same gap in the step with frames, in their shares there
 device operation, runtime call    the operator that launched it, else the Python at that moment
-collective                        the operator that asked for it
+collective                        the operator that issued it
 """
 
 import re
@@ -28,12 +28,12 @@ from stepscope.run.side_files import Frame
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s
 
-# Stacks as a tree: each one is its caller's and one frame more, so that deep recursion costs what its events do.
+# Stacks as a tree: each one is its caller's stack plus one frame, so deep recursion costs no more than its events.
 #
 #     stack            train.py:40 > model.py:12 > model.py:31        the nodes below it hold all that it called
-#     line             those stacks that hold it: a few ranges of the stacks in the tree's order, callers first
+#     line             the stacks that hold it: a few ranges of the stacks in the tree's order, callers first
 #
-# Whatever is asked of all stacks is answered in one pass over the tree, and of all lines by sums over ranges.
+# Queries over all stacks are one pass over the tree, those over all lines are sums over ranges.
 
 NOBODY = -1
 Stack = tuple[int, ...]
@@ -71,7 +71,7 @@ class Stacks:
         return tuple(reversed(frames))
 
     def called(self, number: int, *frames: int) -> int:
-        """Return the stack of what one stack called through these frames; NOBODY for one without frames."""
+        """Return the stack of a call from one stack through these frames; -1 for one without frames."""
         node = self._below(self._node[number] if number >= 0 else NOBODY, frames)
         return NOBODY if node == NOBODY else self._numbered(node)
 
@@ -118,12 +118,12 @@ class Stacks:
 
     @cached_property
     def innermost(self) -> Int64s:
-        """Return the innermost frame of each stack, one entry more for nobody."""
+        """Return the innermost frame of each stack, with a last entry for unowned work."""
         return np.array([*(self._frame[node] if node >= 0 else NOBODY for node in self._node), NOBODY], np.int64)
 
     @cached_property
     def innermost_user(self) -> Int64s:
-        """Return the innermost frame of each stack that is the user's, one entry more for nobody."""
+        """Return the innermost user frame of each stack, with a last entry for unowned work."""
         is_user = [frame.is_user for frame in self.frames]
         found = self.folded(NOBODY, lambda above, frame: frame if is_user[frame] else above)
         return np.array([*found, NOBODY], np.int64)
@@ -134,13 +134,13 @@ class Stacks:
         return None if frame == NOBODY else (self.frames[frame].file, self.frames[frame].line)
 
     def holding(self, chosen: Mask) -> Mask:
-        """Return which stacks have any of the chosen frames, one entry more for nobody."""
+        """Return which stacks have any of the chosen frames, with a last entry for unowned work."""
         tree = self._tree
         nodes = np.flatnonzero(chosen[tree.frame]) if len(tree.frame) else tree.frame
         return self.in_ranges(tree.low[nodes], tree.high[nodes])
 
     def in_ranges(self, low: Int64s, high: Int64s) -> Mask:
-        """Return which stacks lie in any of some ranges of the tree's order, one entry more for nobody."""
+        """Return which stacks are in any of some ranges of the tree's order, with a last entry for unowned work."""
         edges = np.zeros(len(self) + 1, np.int64)
         np.add.at(edges, low, 1)
         np.add.at(edges, high, -1)
@@ -275,7 +275,7 @@ class LineSets(ArrayRecord):
         return np.sort(np.concatenate([order[:0], *(order[low:high] for low, high in self.ranges(line))]))
 
     def mask(self, line: int) -> Mask:
-        """Return which stacks hold a line, one entry more for nobody."""
+        """Return which stacks hold a line, with a last entry for unowned work."""
         mine = slice(*np.searchsorted(self.line, (line, line + 1)))
         return self.stacks.in_ranges(self.low[mine], self.high[mine])
 
@@ -345,7 +345,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnedWork(ArrayRecord):
-    """Owners of some things, one entry each; NOBODY where unknown."""
+    """Owners of a list of items; -1 where unknown."""
 
     #: whose it is: in backward the forward operator's
     stack: Ids
@@ -358,9 +358,9 @@ class OwnedWork(ArrayRecord):
         return len(self.stack)
 
     def at(self, index: npt.NDArray[np.integer]) -> "OwnedWork":
-        """Return the owners at these places, nobody at -1."""
+        """Return the owners at these places; none at -1."""
         if not len(self):
-            return nobody(len(index))
+            return unowned(len(index))
         known = index >= 0
 
         stack, caller, module = (
@@ -374,15 +374,15 @@ class OwnedWork(ArrayRecord):
         return OwnedWork(*(np.where(mask, mine, theirs) for mine, theirs in pairs))
 
 
-def nobody(count: int) -> OwnedWork:
-    """Return so many things that nobody owns."""
+def unowned(count: int) -> OwnedWork:
+    """Return `count` unowned items."""
     none = np.full(count, NOBODY, np.int32)
     return OwnedWork(none, none, none, np.zeros(count, bool))
 
 
 def joined_owners(parts: Sequence[OwnedWork]) -> OwnedWork:
     """Return the owners of several lists of things as one list."""
-    return OwnedWork(*(np.concatenate([getattr(p, f.name) for p in (nobody(0), *parts)]) for f in fields(OwnedWork)))
+    return OwnedWork(*(np.concatenate([getattr(p, f.name) for p in (unowned(0), *parts)]) for f in fields(OwnedWork)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -471,7 +471,7 @@ class Ownership(ArrayRecord):
         return union(self.host.start_ns[keep], self.host.end_ns[keep])
 
     def holding(self, frames: Sequence[int]) -> Mask:
-        """Return which stacks have any of these frames, one entry more for NOBODY."""
+        """Return which stacks have any of these frames, with a last entry for unowned work."""
         chosen = np.zeros(len(self.frames), bool)
         chosen[np.asarray(frames, np.int64)] = True
         return self.stacks.holding(chosen)
@@ -479,9 +479,9 @@ class Ownership(ArrayRecord):
 
 # Owners by name: `train.py:42`, `train.py:40-44`, `module:layers.*.bn`.
 #
-# A line stands for everything that has it anywhere in its stack, in backward also for what the line of
-# `loss.backward()` called. A module stands for itself and the modules inside it; `*` in a pattern is one name or part
-# of one between two dots, and the pattern may begin at any of them: `bn` is every module of that name.
+# A line matches everything that has it anywhere in its stack, in backward also what the line of `loss.backward()`
+# called. A module matches itself and the modules inside it; `*` in a pattern is one name or part of one between two
+# dots, and the pattern may begin at any of them: `bn` is every module of that name.
 
 _MODULE = "module:"
 _LINE = re.compile(r"^(?P<file>.+):(?P<first>\d{1,9})(-(?P<last>\d{1,9}))?$")
@@ -511,7 +511,7 @@ class OwnerName:
 
 
 def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
-    """Return what a name stands for in a run; a `UsageError` that says what there is where it stands for nothing."""
+    """Resolve a name in a run; a `UsageError` with the available names where it matches nothing."""
     if text.startswith(_MODULE):
         return _module(text, owned)
     found = _LINE.match(text)
@@ -580,7 +580,7 @@ def _near(given: str, known: list[str]) -> list[str]:
 # The training thread waits while the autograd engine's thread works for it: that time is the engine's operators', and
 # only what is left of it (`runs`) is the line's that called backward.
 
-# a shorter gap goes to whoever had most of it
+# a shorter gap is attributed to its largest owner
 _MIN_SHARED_GAP_NS = 5_000
 
 
@@ -609,8 +609,8 @@ def host_time(
 ) -> HostTime:
     """Return the time of the training thread and the autograd engine's, by owner.
 
-    `between(previous, following)` gives the owners of Python between two calls of which nothing else is known. Where
-    `python` tells which of the calls are Python frames, their time is Python's and their own.
+    `between(previous, following)` gives the owners of Python between two calls where nothing else is known. `python`
+    marks the calls that are Python frames: their time is Python's and their own.
     """
     if not len(rank.steps):
         return _joined([])
@@ -676,8 +676,8 @@ def _around_backward(
 ) -> tuple[HostTime, Int64s, GapShares]:
     """Return spans cut where the engine began and ended working for them, with the gap of each piece.
 
-    How long backward took in the step with frames says nothing of its time here. What came before it ran before the
-    engine began, what came after it later: also in the spans beside, where a range cuts the gap.
+    The length of backward in the step with frames does not predict its time here. What came before it ran before the
+    engine began, what came after it later: also in the neighbouring spans, where a range cuts the gap.
     """
     begun, ended = np.searchsorted(called_ns, whole.start_ns), np.searchsorted(called_ns, whole.end_ns)
     hit = np.flatnonzero((ended > begun) & (gap >= 0))

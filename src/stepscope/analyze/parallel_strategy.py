@@ -1,6 +1,6 @@
 """Which parallel strategies does the job use, and which process group serves which?
 
-Every collective of a group gets a role from what it is and in which phase of the step it was asked for
+Every collective of a group gets a role from its operation and the phase of the step in which it was issued
 (`group_roles.py` has the rules):
 
     all-reduce in backward (or after it)                   ddp
@@ -14,8 +14,8 @@ Every collective of a group gets a role from what it is and in which phase of th
     all-to-all                                             ep (or sharded embeddings, where ranges say so)
     any of these without a backward pass and optimizer     tp
 
-Names are better evidence than patterns: a group called `mesh_tp`, ranges called `FSDP::...`. Where names and traffic
-agree the answer is *stated*, where only the traffic speaks it is a *pattern*, and where it fits several a *guess*.
+Names are better evidence than patterns: a group called `mesh_tp`, ranges called `FSDP::...`. The answer is *stated*
+where names and traffic agree, a *pattern* from traffic alone, and a *guess* where the traffic fits several.
 """
 
 import re
@@ -56,7 +56,7 @@ class Hints:
     routed: bool = False
     #: backward passes were recorded
     trains: bool = False
-    #: some rank ran a backward pass or an optimizer, or no trace tells
+    #: some rank ran a backward pass or an optimizer, or that is unknown
     gradients: bool = True
     #: kernels of an expert-parallel library
     experts: bool = False
@@ -92,7 +92,7 @@ _SMALL_SHARE = 0.01
 _MAX_SCALAR_BYTES = 4096
 # parameters gathered again in backward, at least this share of those gathered in forward: zero3
 _AGAIN_SHARE = 0.3
-# messages asked for in the middle of backward passes, at least this share: no pipeline
+# messages issued in the middle of backward passes, at least this share: no pipeline
 _INSIDE_SHARE = 0.3
 _GROUP_NAMES = (
     ("tp", re.compile(r"(^|[_\W])tp($|[_\W])|tensor", re.IGNORECASE)),
@@ -307,7 +307,7 @@ def _claim_sharded(use: _Use) -> Iterator[Role]:
     scattered = use.of("reduce_scatter")
     if not scattered.any() or not (gathered.any() or again.any()):
         return
-    # Embeddings and heads, which stay gathered, may be most of the bytes: then the number of gathers tells.
+    # Embeddings and heads, which stay gathered, may be most of the bytes: then the number of gathers decides.
     freed = use.bytes(again) >= _AGAIN_SHARE * use.bytes(gathered) or again.sum() >= _AGAIN_SHARE * gathered.sum()
     stage = 3 if again.any() and freed else 2
     why = "all-gathers in forward" + (" and again in backward" if stage == 3 else "") + ", reduce-scatters in backward"
@@ -410,7 +410,7 @@ class Dimension:
 class Strategy(ArrayRecord):
     """How the job is parallel."""
 
-    #: e.g. `ddp`, `fsdp2-zero3 x tp2`, `pp4`; `single` for one process, `unknown` where nothing tells
+    #: e.g. `ddp`, `fsdp2-zero3 x tp2`, `pp4`; `single` for one process, or `unknown`
     name: str
     #: of the least certain dimension; None without any
     sure: str | None
@@ -422,7 +422,7 @@ class Strategy(ArrayRecord):
     rows: tuple[dict[str, Int64s], ...]
     #: per rank: its backward passes and optimizer steps
     passes: tuple[Passes, ...]
-    #: per rank: the phase in which each of its collectives was asked for
+    #: per rank: the phase in which each of its collectives was issued
     phases: tuple[Phases, ...]
 
     def has(self, *kinds: str) -> bool:

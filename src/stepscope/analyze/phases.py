@@ -28,7 +28,7 @@ from stepscope.units import NS_PER_S
 
 # To which part of training does each device operation belong: forward, backward, optimizer, data or other?
 #
-# The launch tells. Marks around it on its thread, the innermost first:
+# Decided by the launch. Marks around it on its thread, the innermost first:
 #
 #     a range that names a part                        that part; an operator that builds a graph inside an
 #                                                      optimizer's range is its closure: forward
@@ -50,7 +50,7 @@ _NO_MARK, _EVALUATE_MARK = 0, 100
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Regions(ArrayRecord):
-    """The part of training of each row, in the order of the rows asked for."""
+    """The part of training of each row, in the order of the given rows."""
 
     #: values of `Region`
     region: Codes
@@ -60,7 +60,7 @@ class Regions(ArrayRecord):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Marks(ArrayRecord):
-    """What the host recorded that tells parts of training apart."""
+    """Host events that mark parts of training."""
 
     #: ranges that name a part, and autograd nodes
     rows: Rows
@@ -152,7 +152,7 @@ def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mas
     code_of = np.zeros(trace.num_events + 1, np.uint8)
     code_of[marks.rows] = marks.code
     code = np.where(around >= 0, code_of[around], _NO_MARK)
-    # A builder counts only where it lies inside the mark, not around it.
+    # A builder counts only inside the mark, not around it.
     builds = (builder >= 0) & ((around < 0) | (trace["ts_ns"][builder] >= trace["ts_ns"][around]))
     in_engine = code == _EVALUATE_MARK
     on_engine = among(trace["tid"][rows], marks.autograd_threads)
@@ -293,14 +293,14 @@ def passes(rank: Rank) -> Passes:
 def trains(found: Iterable[Passes]) -> bool:
     """Return whether any rank ran a backward pass or an optimizer; a job that did neither is inference.
 
-    True where no trace tells: most jobs train.
+    True where unknown: most jobs train.
     """
     known = [p for p in list(found) if p.known]
     return not known or any(len(p.backward) or len(p.optimizer) for p in known)
 
 
 def collective_phases(rank: Rank, found: Passes) -> Phases:
-    """Return the phase in which each collective was asked for; UNKNOWN before the window and inside a graph."""
+    """Return the phase in which each collective was issued; UNKNOWN before the window and inside a graph."""
     c, trace = rank.collectives, rank.trace
     asked = c.issue_ns > np.iinfo(np.int64).min
     source = c.record_row.copy()
@@ -411,8 +411,9 @@ def _calls_among(calls: HostCalls, chosen: Int64s) -> HostCalls:
 
 
 def launched_within(rank: Rank, calls: HostCalls, work: Int64s) -> Int64s:
-    """Return the innermost of the calls around the launch of each piece of work, given by its index and launched, as an
-    index into `calls`; -1 where there is none. As `enclosing` tells it, from the calls alone where that is possible.
+    """Return the innermost of the calls around the launch of each piece of work, as an index into `calls`; -1 for none.
+
+    `work` are indices of launched work. Same result as `enclosing`, from the calls alone where that is possible.
     """
     launch, row = rank.work.launch_row.take(work), calls.row.astype(np.int64)
     found = _climbed(rank.trace, calls, launch)
@@ -494,8 +495,8 @@ def _before_a_store(trace: Trace, nodes: HostCalls) -> Mask:
 #     period              |  0  |    1   |    2    |
 #
 # The first step's period begins where the work from before the window ends. Where the trace holds none, the device was
-# idle when the window began and how long nobody knows: that period begins with the host's span and is not complete.
-# Neither is one that follows a step which was not recorded or launched nothing: it holds more than its own step.
+# idle for an unknown time: that period begins with the host's span and is not complete. Neither is one after a step
+# that was not recorded or launched nothing: it holds more than its own step.
 
 NO_STEP = -1
 
@@ -529,8 +530,8 @@ class StepPeriods(ArrayRecord):
     def typical(self) -> npt.NDArray[np.int64]:
         """Return the half of the periods whose length is nearest to the median, complete ones if there are any.
 
-        What stands for the run: steps with a checkpoint, an evaluation or a hiccup in them are left out. Where long
-        steps recur they are what the run is like, and all periods stand for it.
+        These represent the run: steps with a checkpoint, an evaluation or a hiccup in them are left out. Where long
+        steps recur, all periods represent it.
         """
         known = self._known
         if self.uneven:

@@ -409,7 +409,7 @@ class PipelineView:
     stages_pct: float | None
     #: work of the slowest stage against the mean
     imbalance: float | None
-    #: whether the framework's ranges named the actions; otherwise they are told apart by order
+    #: whether the framework's ranges named the actions; otherwise they are identified by order
     marked: bool
     notes: tuple[str, ...]
     ranks: tuple[RankPipeline, ...]
@@ -432,7 +432,7 @@ def pipeline_actions(
 ) -> tuple[list[int], list[list[Action]]] | None:
     """Return the ranks (by index) of one pipeline that was recorded whole and their actions in one step.
 
-    In the order of the stages; None where there is no such pipeline or its micro-batches cannot be told.
+    In the order of the stages; None where there is no such pipeline or its micro-batches are unknown.
     """
     used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, _KIND))]
     if not used:

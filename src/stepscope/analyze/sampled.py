@@ -1,11 +1,11 @@
-"""A run of any number of ranks in bounded memory: every rank is read, and so many of them are kept in full.
+"""A run of any number of ranks in bounded memory: every rank is read, and a limited number is analysed in full.
 
     each file -> its rank's outline        independent tasks, here or on a cluster; tables are dropped after each
     all outlines -> clocks, waits          which ranks are late, which differ (`choice.py`)
     those ranks -> tables, again           everything else is of these
 
-Up to so many ranks nothing of this happens. Nor where ranks cannot be told one by one: a rank's number, or its
-steps, is known only from all files together, a file holds several ranks, or several files hold one.
+Runs below the limit are read in full. So are runs whose files are not independent: a rank's number, or its steps, is
+known only from all files together, a file holds several ranks, or several files hold one.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ from stepscope.trace.read import Budget, return_freed
 # Choice of the ranks of a large run that are analysed in full.
 #
 #     the first rank              its clock is the job's
-#     ranks that are asked for    by --ranks or --rank
+#     requested ranks             by --ranks or --rank
 #     late ranks                  by their own times, the latest first: a quarter of the places at most
 #     ranks that are waited for   by the time that others wait for them: an eighth
 #     most and least compute      in the window: a sixteenth each
@@ -41,16 +41,14 @@ from stepscope.trace.read import Budget, return_freed
 #     one of each host            an eighth
 #     the rest                    evenly by rank number
 #
-# Late ranks, roles and waits are those of all ranks; so a rank that costs the job time is among those in full wherever
-# it
-# is. What is said as a mean over ranks is then of the ranks in full: those that differ are more of them than of the
-# job.
+# Late ranks, roles and waits are those of all ranks, so a rank that costs the job time is always among those in full.
+# Means over ranks are then of the ranks in full: ranks that differ are over-represented.
 
 _RULE = "the first, late, most waited for, most and least compute, one of each role and host, the rest evenly"
 
 
 def chosen_indices(every: AlignedRun, most: int, wanted: Collection[int] = ()) -> list[int]:
-    """Return which of the ranks to analyse in full, at most so many, by their place among all; `wanted` are numbers."""
+    """Return the indices of at most `most` ranks to analyse in full; `wanted` are rank numbers."""
     ranks = every.run.ranks
     place = {rank.rank: index for index, rank in enumerate(ranks)}
     waited = waited_for_ns(every)
@@ -87,7 +85,7 @@ def _first_of_each(kinds: Iterable[object]) -> list[int]:
 
 
 def _evenly(others: list[int], count: int) -> list[int]:
-    """Return so many of these, from all over.
+    """Return `count` of these, evenly spread.
 
     >>> _evenly([2, 3, 5, 7, 8, 9], 3)
     [2, 5, 8]
@@ -97,9 +95,8 @@ def _evenly(others: list[int], count: int) -> list[int]:
     return [others[i * len(others) // count] for i in range(count)] if len(others) > count else others
 
 
-# One file of a run read, and what is kept of its rank: a task that needs no other, whose result is small.
-#
-# It runs here on a few threads, or on the workers of a cluster, and gives the same everywhere.
+# One file of a run, read and outlined: an independent task with a small result, on a few threads here or on the
+# workers of a cluster.
 
 _BY_ORDER = "order"
 
@@ -107,7 +104,7 @@ _BY_ORDER = "order"
 def outline_file(
     path: str, root: str | None, cache_folder: str | None, keep: bool, total_bytes: int
 ) -> OutlinedRank | None:
-    """Return what is kept of the rank in a file of a run of `total_bytes`; None where the file cannot be read."""
+    """Return the outline of the rank in a file of a run of `total_bytes`; None where the file cannot be read."""
     folder = None if cache_folder is None else Path(cache_folder)
     try:
         trace = read_cached(path, cache_folder=folder, enabled=keep, budget=Budget(total_bytes))
@@ -115,7 +112,7 @@ def outline_file(
         [(number, source)] = assign_ranks([(name, rank_in_header(trace.header))])
         flight = None if source == _BY_ORDER else Path(path).parent / rank_file(number, FLIGHT_RECORDER)
         return outlined(rank_of_trace(trace, rank=number, rank_source=source, flight_file=flight))
-    except StepscopeError:  # said by the reading of those that are kept in full
+    except StepscopeError:  # reported when the ranks in full are read
         return None
 
 
@@ -152,9 +149,9 @@ def load_run(
 ) -> Run:
     """Return the run in a file, a folder, a glob or a list of them, as `stepscope.run.load` does.
 
-    Of more than `full_ranks` ranks so many are in `ranks`, chosen by a rule that `warnings` states, and what is kept of
-    all of them is in `everyone`; by default of more than 128, and fewer where their traces are large. The ranks in
-    `wanted` are among them. `outline_files` does the reading of each rank elsewhere.
+    Of more than `full_ranks` ranks that number is in `ranks`, chosen by a rule that `warnings` states, and the outlines
+    of all are in `everyone`. The default is 128, and fewer where their traces are large. `ranks` includes those in
+    `wanted`. `outline_files` reads the ranks elsewhere.
     """
     sources = find_sources(given)
     name = run_name(given, sources.folder)

@@ -303,8 +303,8 @@ def _from_traces(run: Run) -> RunSteps | None:
 
 # Was a rank's device held back: clocks, power, heat, other processes on it?
 #
-# From the recorder's samples beside the steps. Reasons that are no loss (idle, clocks that somebody set) do not count
-# as throttling. Memory in use on the device beyond what this job's ranks have reserved there belongs to others.
+# From the recorder's samples during the steps. Reasons that are no loss (idle, clocks set by the user) do not count as
+# throttling. Memory in use on the device beyond what this job's ranks have reserved there belongs to other processes.
 
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
 # per rank on the device: contexts and libraries of a process take a gigabyte or more that no allocator knows

@@ -1,7 +1,7 @@
 """Which ranks make the others wait, how much, how often, and why?
 
-Who is late, and by how much, is told by own times and waits (`lateness.py`); why, by what the late rank does that the
-others do not.
+Own times and waits show which rank is late and by how much (`lateness.py`); the reason is what the late rank does and
+the others do not.
 """
 
 from collections import Counter
@@ -105,10 +105,8 @@ def _slower(own: Floats, compared: npt.NDArray[np.int64], slowdown: float) -> li
 def own_times(shared: AlignedRun) -> Floats | None:
     """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
 
-    Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
-
-    NaN for ranks that recorded no step, or took part in nothing that could be matched: nobody is known to wait for
-    them.
+    Windows without steps begin and end anywhere, so times in them are not comparable. NaN for ranks that recorded no
+    step, or took part in nothing that could be matched: no wait for them is known.
     """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
@@ -122,7 +120,7 @@ def own_times(shared: AlignedRun) -> Floats | None:
         by_number = np.argsort(rank.steps.number)
         at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
         if rank.has_device:
-            # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
+            # How much of an unmatched collective is waiting is unknown, so it does not count as own time.
             waits = union_of(waits, _unmatched(shared, index))
         own[index] = own_ns(own_time_of(rank), rank.steps, waits)[at]
     return own

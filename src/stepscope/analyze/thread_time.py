@@ -1,10 +1,10 @@
-"""What did the samples of all threads meet in the undisturbed steps, and who kept the training thread waiting?
+"""What were all threads doing in the undisturbed steps, by samples, and what blocked the training thread?
 
-    line        the innermost of the user's in the training thread's stack; a sample stands for the time since the last
+    line        the innermost of the user's in the training thread's stack; a sample counts for the time since the last
     blocked     the training thread did not run and is in a call that waits: of a lock, a queue, a sleep
     GIL         the sampling thread itself had to wait for the GIL while another thread used the CPU
 
-The training thread's own waits for a core are in the step log and are none of these.
+The training thread's own waits for a core are in the step log and not among these.
 """
 
 import re
@@ -31,7 +31,7 @@ _MIN_SAMPLES = 5
 _MIN_LONGER = 3
 # of the waits, or of the growth: what has less is not its cause; and how much more often it occurs there than else
 _MOST, _LIFT = 0.5, 0.25
-# of the samples: a GIL that is taken less often keeps nobody waiting
+# share of the samples: a GIL that is taken less often delays no thread
 _OFTEN_TAKEN = 0.1
 # Steps grow where the last third takes a tenth longer than the first, by more than chance, and the middle is between.
 _MIN_GROWING, _GROWN, _GROWTH_ERRORS = 30, 0.1, 5.0
@@ -64,7 +64,7 @@ class SampledSteps(ArrayRecord):
     log: StepLog
     #: which samples
     chosen: npt.NDArray[np.int64]
-    #: index of the logged step, and the time the sample stands for
+    #: index of the logged step, and the time that the sample counts for
     step: npt.NDArray[np.int64]
     weight_ns: Floats
     #: by sample: the user's innermost line; None where there is none
@@ -125,7 +125,7 @@ class SampledSteps(ArrayRecord):
         """Return who held the GIL most, and the share of the time for which the training thread had to wait for it.
 
         That is at most the other thread's CPU time, and at most the time in which the training thread neither ran nor
-        waited for a core nor in a call of its own, nor for the device, which is busy for a share of the time.
+        waited for a core, in a blocking call or for the device, which is busy for a share of the time.
         """
         s, at = self.samples, self.chosen
         taken = (s.gil_wait_ns[at] >= _GIL_WAIT_NS) & ~s.on[at]

@@ -3,9 +3,9 @@
     mean step = ordinary step + what recurs in some steps (`recurring.py`)
 
 The logged steps that count ran without the profiler, after the warm-up. A step is ordinary where no cause takes
-longer than usual there and it is not far longer than the others. Causes are regions of the step log beside the work
-of training itself (data_loading, loader_start, checkpoint, evaluation, ...), and host time outside every region.
-A single long step without a named cause is a hiccup: it is left out, and said.
+longer than usual there and it is not far longer than the others. Causes are regions of the step log other than
+training itself (data_loading, loader_start, checkpoint, evaluation, ...), and host time outside every region.
+A single long step without a named cause is a hiccup: it is excluded and reported.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class Recurring(ArrayRecord):
         return replace(self, excess_ns=self.excess_ns * kept[:, None, None])
 
     def with_ranks_like_others(self, ranks: Sequence[int]) -> "Recurring":
-        """Return the same with what is beyond the others' median gone from some ranks."""
+        """Return the same with the excess over the others' median removed from some ranks."""
         late = np.array([rank in ranks for rank in self.ranks], bool)
         if late.all() or not late.any():
             return self
@@ -119,7 +119,7 @@ class Recurring(ArrayRecord):
 NOTHING_RECURS = Recurring((), (), np.zeros((0, 0, 0)))
 
 
-# Which steps of a rank's log are ordinary, and what stands out in the others?
+# Which steps of a rank's log are ordinary, and how do the others differ?
 
 Mask = npt.NDArray[np.bool_]
 # the work of training itself: time there is not something else that the host does
@@ -135,7 +135,7 @@ _MIN_UNNAMED = 3
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoggedSteps(ArrayRecord):
-    """One rank's log with what stands out in it."""
+    """One rank's log with its exceptional steps."""
 
     log: StepLog
     #: of the device where it was measured, else of the host

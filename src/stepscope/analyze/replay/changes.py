@@ -273,7 +273,7 @@ def faster_work(replay: Replay, chosen: Chosen, factor: float | Sequence[float])
 def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> Replay:
     """Return the run in which some device work takes other times, given over the rows of each rank's DeviceWork.
 
-    Times are those of the recorded work: where an earlier change shortened it already, the same share is kept.
+    Times are those of the recorded work: where an earlier change shortened it, the same share applies.
     """
     return rebuilt(replay, _programs_with_times(replay, chosen, times_ns))
 
@@ -653,8 +653,8 @@ def _modelled(lines: dict[int, Fit], op: npt.NDArray[np.integer], size: npt.Arra
 #
 #     max(end of backward + T/n,  1/n of backward + T)
 #
-# because either the last piece is what remains, or the link was busy all the time. Transfer and compute beside each
-# other share cores and memory, so both take longer.
+# because either the last piece is what remains, or the link was busy all the time. Overlapping transfer and compute
+# share cores and memory, so both take longer.
 
 # of the time that transfer and compute share: what each of the two takes longer
 _CONTENTION = 0.1
@@ -663,7 +663,7 @@ _CONTENTION = 0.1
 def overlapped(
     replay: Replay, backward: Sequence[Mask], *, message_bytes: int = GOOD_MESSAGE_BYTES, exactly: bool = False
 ) -> Replay:
-    """Return the run with the gradients of a step sent in pieces of at most `message_bytes` beside backward.
+    """Return the run with the gradients of a step sent during backward, in pieces of at most `message_bytes`.
 
     Pieces that were recorded smaller stay so, unless they are to be `exactly` that large. `backward` marks the
     backward pass's work per rank, over the rows of its DeviceWork.
@@ -682,7 +682,7 @@ def overlapped(
 
 
 def perfectly_overlapped(backward: Sequence[Mask]) -> Change:
-    """Return the change in which gradients travel beside backward as far as dependencies allow, in good messages."""
+    """Return the change that overlaps gradients with backward as far as dependencies allow, in good messages."""
     return at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True))
 
 
@@ -755,7 +755,7 @@ def _overlapped(
 
 
 def fewer_calls(replay: Replay, together: int) -> Replay:
-    """Return the run with its group collectives put together by so many."""
+    """Return the run with each `together` of its group collectives merged into one."""
     spared = 1 - 1 / together
     programs = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):

@@ -174,8 +174,8 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
 def _queued_gaps(rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s, waits: Int64s) -> dict[int, float]:
     """Return the mean gap before operations that the host had launched in time, by kind.
 
-    It is the device's: a few microseconds of its own, and more where other processes share it. The mean over the
-    run stands for it; single recorded gaps are not kept.
+    It is the device's turnaround of a few microseconds, and more where other processes share it. The mean over the run
+    is used instead of single recorded gaps.
     """
     work = rank.work
     start, end, kind = work.start_ns[rows], work.end_ns[rows], work.kind[rows]
@@ -214,7 +214,7 @@ def _stream_predecessors(stream: Int64s) -> Int64s:
 
 def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
     """Return the beginning of the first step, when the host launched each row of its work, and the end of the last
-    step: between two of them lies the host's time before an item.
+    step: the host's time before an item is between two of them.
     """
     wanted = np.flatnonzero(among(rank.steps.number, numbers))
     launched = rank.trace["ts_ns"][rank.work.launch_row[rows]]
@@ -276,7 +276,7 @@ def without_calls(program: Program, rank: Rank, numbers: Int64s, calls: Int64s) 
 def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
     """Return which operations of other streams the items wait for.
 
-    A trace records that the host asked one stream to wait, not which for which. The first operation launched on a
+    A trace records that the host made one stream wait, not which for which. The first operation launched on a
     stream after such a call waits for the latest operation of each other stream that was launched before the call
     and had ended when it started.
     """
@@ -375,7 +375,7 @@ def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> P
 
 
 def issue_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
-    """Return the beginning of the first step, when the host asked for each collective, and the end of the last step."""
+    """Return the beginning of the first step, when the host issued each collective, and the end of the last step."""
     steps = np.flatnonzero(among(rank.steps.number, numbers))
     first_ns, last_ns = int(rank.steps.start_ns[steps[0]]), int(rank.steps.end_ns[steps[-1]])
     return np.maximum.accumulate(np.concatenate(([first_ns], rank.collectives.issue_ns[rows], [last_ns])))
@@ -396,9 +396,9 @@ def host_activities(rank: Rank, *, alone: bool = False) -> Activities:
 
 
 def _lanes(start: Int64s, end: Int64s) -> Int64s:
-    """Return which of gloo's threads ran each collective, told by which of them overlap: on one thread none do.
+    """Return which of gloo's threads ran each collective, by overlap: collectives of one thread do not overlap.
 
-    Of the threads that are free the one that became free last takes it: that is the one it may have waited for.
+    Of the free threads the one that became free last takes it: that is the one it may have waited for.
     """
     free_ns: list[int] = []
     out = np.zeros(len(start), np.int64)

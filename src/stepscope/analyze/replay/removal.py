@@ -1,9 +1,8 @@
-"""The run without what some of it was done for: one line's or module's host time, device work, collectives and waits.
+"""The run without one owner's work: a line's or module's host time, device work, collectives and waits.
 
-What is taken out is given by rank (`Part`). The host's time goes item by item, each part of it as far as it is the
-owner's; device work takes nothing any more; a collective that is taken out is taken out on all its ranks; the host no
-longer waits in synchronisations that are the owner's. What remains waits for each other as before, so waiting between
-ranks is what the replay says it is.
+The removed parts are given by rank (`Part`). Host time is removed item by item, as far as it is the owner's; device
+work takes no time; a collective is removed on all its ranks; the host no longer waits in the owner's synchronisations.
+All other dependencies stay, so the replay gives the waiting between ranks.
 """
 
 from collections import defaultdict
@@ -199,7 +198,7 @@ def predict(
     whole_ns = step_ns or replay.period_ns
     all_of_them = together([fix for _, fix in changes], doubt=doubt)
     if all_of_them.change is not None:
-        all_of_them = replace(all_of_them, change=once_per_record(all_of_them.change))  # asked twice of the same run
+        all_of_them = replace(all_of_them, change=once_per_record(all_of_them.change))  # used twice on the same run
     saving = saving_of(replay, all_of_them, step_ns=whole_ns)
     scale = to_step(replay, whole_ns)
     baseline_ns = replay.period_ns * scale
@@ -248,9 +247,9 @@ NO_PART = Part(EMPTY, EMPTY, np.empty(0, bool), np.empty(0, bool), np.empty(0, n
 
 
 def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Replay:
-    """Return the run in which these parts take `factor` of their time; with 0 they are gone.
+    """Return the run in which these parts take `factor` of their time; 0 removes them.
 
-    Without `collectives` those stay as they are: other ranks that keep theirs would wait for ever.
+    Without `collectives` those stay as they are: ranks that still run theirs would wait for ever.
     """
     ranks = replay.shared.run.ranks
     chosen = [
@@ -317,7 +316,7 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
 
 
 def recorded_host(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
-    """Return the moments between which the host's time before each item lies, and what it did."""
+    """Return the moments that bound the host's time before each item, and what it did."""
     if rank.has_device:
         return launch_edges(rank, program.device_index, numbers), activities(rank)
     alone = not (program.device_index >= 0).all()
@@ -482,10 +481,10 @@ def is_around_step(code: CodeCosts, one: LineCost | ModuleCost) -> bool:
     return all(own >= _WHOLE_STEP * (total - unowned) for own, total, unowned in each)
 
 
-# What decides the step? The chain of host work, launches, kernels and collectives that nothing could run beside.
+# What decides the step? The critical path of host work, launches, kernels and collectives.
 #
-# Found on the replay: from the end of the last step back through whatever each thing waited for longest. What is not
-# on it has slack: so much later it could end without the run ending later.
+# Found on the replay: from the end of the last step back through the longest wait of each item. Items off the path
+# have slack: the delay that would not make the run end later.
 
 _MAX_SEGMENTS = 30
 _KINDS: dict[int, str] = {
@@ -633,7 +632,7 @@ def _held_by(wiring: Wiring, start: Floats, end: Floats, begin_ns: float) -> tup
     return source, lag
 
 
-# rank, kind and name of what a node stands for
+# rank, kind and name of a node
 Owner = tuple[int, str, str]
 
 

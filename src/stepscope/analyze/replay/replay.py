@@ -2,9 +2,9 @@
 added.
 
 The profiler slows the host and nothing else. Where the unprofiled step time is known, one factor on the host's own
-time is chosen so that the replay takes that long. Where the device decides the step, no such factor can be
-identified: then what recording an event costs, or less by the regions of the step log (`logged_host`), stands in for
-it, and the doubt is larger.
+time is chosen so that the replay takes that long. Where the device decides the step, that factor cannot be identified:
+then the recording cost per event is used, or less by the regions of the step log (`logged_host`), and the uncertainty
+is larger.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,7 +124,7 @@ def _changed(program: Program, more_ns: float, num_steps: int) -> Program:
     return program
 
 
-# ... or so many, where a step alone is large
+# ... or this number, where a step alone is large
 _MIN_STEADY_STEPS = 3
 # beyond this many items fewer steps are replayed: more of the same tell nothing new
 _MAX_ITEMS = 24_000
