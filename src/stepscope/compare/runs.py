@@ -132,7 +132,7 @@ def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Di
     return Difference(float(a), float(b), change - width, change + width, p, detectable(se, df))
 
 
-# What became of a finding from one run to the next? One answer for comparisons and investigations.
+# Status of a finding from one run to the next, for comparisons and investigations.
 #
 #     came          only the second side has it
 #     went          only the first side has it

@@ -68,7 +68,7 @@ class Transformer:
     norm_bias: bool = False
     #: the output head is the embedding
     tied_head: bool = False
-    #: one matrix makes queries, keys and values (GPT-2): what it takes in is kept once under autocast, not thrice
+    #: one matrix makes queries, keys and values (GPT-2): its input is saved once under autocast, not three times
     fused_qkv: bool = False
 
 

@@ -1,9 +1,9 @@
 """Memory of a training step on one rank: weights, gradients, optimizer, activations, and when the peak is.
 
 Bytes per weight in mixed precision with Adam, N ranks: DDP 16; ZeRO-1 4 + 12 / N; ZeRO-2 2 + 14 / N; ZeRO-3 16 / N.
-To that come DDP's buckets and the activations. ZeRO-2 and -3 are taken as PyTorch's FSDP does them: shards in fp32, and
-whole weights beside them, all from forward to their backward (ZeRO-2) or those of a few layers at a time (ZeRO-3).
-The peak is looked for where it can be: at the loss, in each layer's backward, in the optimizer step.
+DDP's buckets and the activations are added. ZeRO-2 and -3 are modelled as PyTorch's FSDP: shards in fp32, and whole
+weights in addition, all from forward to their backward (ZeRO-2) or those of a few layers at a time (ZeRO-3).
+Candidates for the peak: the loss, each layer's backward, the optimizer step.
 """
 
 from collections.abc import Iterator
@@ -172,7 +172,7 @@ class _States:
     optimizer: float
     #: of the optimizer's moments, or of a copy it makes
     one_moment: float
-    #: of a gathered weight, beside its shard
+    #: of a gathered weight, in addition to its shard
     whole_weight: float = 0.0
     #: of a gradient before it is scattered
     whole_gradient: float = 0.0

@@ -1,13 +1,13 @@
 """FLOPs and bytes of one recorded operator: name, shapes and types in, `OpCost` out.
 
 Costed operators are the ones that do the work. Composites that only call others (`aten::linear`, `aten::matmul`,
-`aten::scaled_dot_product_attention`, `aten::einsum`, `aten::to`) have no cost of their own, so summing over all
+`aten::scaled_dot_product_attention`, `aten::einsum`, `aten::to`) have no cost, so summing over all
 operators counts each piece of work once, with one exception: some costed operators call another costed one
 (`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, `aten::addmv` may call
 `aten::addmv_`, and so on with versions and devices). Keep the outermost of those: `counted_once`.
 
-A trace has thousands of operators and few distinct (name, dims, types): call this once per distinct triple. Ranks share
-them, so what was asked lately is known.
+A trace has thousands of operators and few distinct (name, dims, types): call this once per distinct triple. Recent
+results are cached, as ranks share them.
 """
 
 import math
@@ -100,9 +100,8 @@ class OpCost:
 
 # Does a name match one of many regular expressions, nearly all of which are of other names?
 #
-# To look for a text in a name takes a tenth of a search with an expression and a thousandth of compiling it. So each
-# is
-# compiled and asked only where the name holds its longest plain part, which is in all that it matches:
+# Finding a text in a name takes a tenth of a search with an expression and a thousandth of compiling it. So each is
+# compiled and used only where the name holds its longest plain part, which is in all that it matches:
 #
 #     (Tesla |NVIDIA )?V100-SXM[23]-16GB(-\w+)?     names with `V100-SXM` in them
 #     (?<!masked_)fill_                             names with `fill_`

@@ -56,13 +56,12 @@ def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
 
 # Clock probes of the recorder.
 #
-# The first rank of every host asked rank 0 for the time, before and after the window (`clock_probes` in `run.json`):
+# The first rank of every host queried rank 0's clock, before and after the window (`clock_probes` in `run.json`):
 #
 #     {"when": "before", "at_ns": local time, "offset_ns": rank 0's clock minus ours, "uncertainty_ns": half the round}
 #
-# An answer came between question and receipt, so the true offset lies within the uncertainty whatever the network did.
-# Such bounds cut into those of the collectives; ranks that no collective ties to the others get their offset from
-# them.
+# The reply was sent between request and receipt, so the true offset is within the uncertainty on any network. These
+# bounds tighten those of the collectives; ranks that share no collective with the others get their offset from them.
 
 # what the clock of a computer drifts at most: for times outside the probes
 _FASTEST_DRIFT = 100e-6
@@ -147,9 +146,7 @@ def within_probes(run: Run, clocks: Clocks, ties: list[ClockProbe | None]) -> Cl
 
 
 def _probes_of_ranks(run: Run) -> list[list[Probe] | None]:
-    """Return each rank's probes of rank 0's clock: its own or its machine's; empty where they read the same clock,
-    None where nobody asked.
-    """
+    """Return the probes of rank 0's clock by each rank or its machine; empty on the same clock, None if not probed."""
     facts = _recorded_facts(run)
     listed = {rank: f.get("clock_probes") for rank, f in facts.items()}
     asked = {rank: [*filter(_is_probe, found)] for rank, found in listed.items() if isinstance(found, list)}
@@ -207,7 +204,7 @@ class LastArrivals(ArrayRecord):
     """The last rank of each match, and what the others waited for it."""
 
     rank_index: npt.NDArray[np.int32]
-    #: all others together; 0 where the last two arrived within the clocks' uncertainty, so that nobody can be named
+    #: all others together; 0 where the last two arrived within the clocks' uncertainty, so no rank can be named
     waited_ns: Int64s
 
 
@@ -218,7 +215,7 @@ class AlignedRun(ArrayRecord):
     run: Run
     clocks: Clocks
     matches: Matches
-    #: per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where nobody knows
+    #: per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where unknown
     wait_ns: tuple[Int64s, ...]
     #: when each member of `matches` started, on the shared clock
     arrival_ns: Int64s
@@ -227,7 +224,7 @@ class AlignedRun(ArrayRecord):
 
     @property
     def whole(self) -> "AlignedRun":
-        """Return all ranks of the job on one clock, as far as they were kept."""
+        """Return all ranks of the job on one clock, including outlined ones."""
         return self.of_all or self
 
     def last_arrival_ns(self) -> Int64s:
@@ -254,7 +251,7 @@ def aligned(run: Run) -> AlignedRun:
 
 
 def chosen_ranks(every: AlignedRun, run: Run) -> AlignedRun:
-    """Return the ranks of a run, taken out of all of them on one clock. What they waited for each other stays."""
+    """Return the ranks of a run, selected from all ranks on one clock. Their waits for each other stay."""
     place = {rank.rank: index for index, rank in enumerate(every.run.ranks)}
     at = np.array([place[rank.rank] for rank in run.ranks], np.int64)
     matches, members = every.matches.among(at)

@@ -390,7 +390,7 @@ def _jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: 
         jump_ns = _level_change(residual[mine[order]])
         if jump_ns:
             found[rank.rank] = jump_ns
-    if len(ranks) == 2 and found:  # two clocks: nobody can tell which of them was set
+    if len(ranks) == 2 and found:  # two clocks: it is unknown which of them was set
         first, second = (rank.rank for rank in ranks)
         apart_ms = 2 * max(map(abs, found.values())) / NS_PER_MS
         return [f"clocks of ranks {first} and {second} diverge by {apart_ms:.1f} ms inside the window"]
@@ -536,7 +536,7 @@ def _walk(matches: Matches, end: Int64s, usable: Bools, offset: Int64s, tied_to:
 
 
 def _residuals(clocks: Clocks, matches: Matches, end: Int64s, usable: Bools) -> tuple[Floats, Bools]:
-    """Return how far each member's end lies from its match's median, and which matches are sharp.
+    """Return how far each member's end is from its match's median, and which matches are sharp.
 
     Sharp is the half of the usable matches whose ends agree best: small collectives.
     """

@@ -15,13 +15,11 @@ from stepscope.trace.nsight_tools import is_sqlite
 from stepscope.trace.read import Budget
 from stepscope.units import printable
 
-# What a worker of a cluster does with one file: read it, keep its table as columns, say so in a few bytes.
+# Task of a cluster worker for one file: read it, write its table as columns, return a few bytes.
 #
-# The table lies in `.stepscope` beside the trace, or in a given folder, that all machines share. Whoever asked then
-# maps
-# it instead of parsing; where it is missing or does not fit, that machine reads the file itself. So what comes out is
-# the
-# same to the byte, whatever happens to workers.
+# The table is in `.stepscope` next to the trace, or in a given folder, that all machines share. The caller then maps it
+# instead of parsing; where it is missing or does not fit, that machine reads the file itself. So the result is the same
+# to the byte, whatever happens to workers.
 
 
 class Outcome(NamedTuple):

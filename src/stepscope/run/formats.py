@@ -1,7 +1,7 @@
 """File formats of other tools, and the files of each format in a run folder.
 
-Told by content. A name may be anything: a dump called `nccl_trace_rank_3` and one called `rank00003.flight.pickle` are
-the same to every reader.
+Detected by content. A name may be anything: a dump called `nccl_trace_rank_3` and one called `rank00003.flight.pickle`
+are the same to every reader.
 """
 
 import gzip
@@ -41,7 +41,7 @@ from stepscope.units import printable, readable_bytes
 _HEAD_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 42
 _GZIP = b"\x1f\x8b"
-# told how many bytes of a file were read so far
+# called with the number of bytes read so far
 BytesRead = Callable[[int], None]
 
 
@@ -51,7 +51,7 @@ def no_progress(_read_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class FileHead:
-    """What a format is told by: the name of a file, its size and its first bytes, unpacked where it is gzipped."""
+    """Input of format detection: a file's name, its size and its first bytes, unpacked where it is gzipped."""
 
     path: Path
     size: int
@@ -79,11 +79,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Format:
-    """One format: told by `is_it`, kept in a run folder as `rank00000.<ending>` (or `job.<ending>`).
+    """One format: detected by `is_it`, stored in a run folder as `rank00000.<ending>` (or `job.<ending>`).
 
-    `look` opens a file and says what it holds. It raises a `StepscopeError` of one sentence where the file is damaged,
-    so that nothing unreadable is put into a run folder. `store` writes it into the run folder in the form that the
-    reader takes; without one it is copied as it is.
+    `look` opens a file and returns its contents. It raises a one-sentence `StepscopeError` for a damaged file, so that
+    nothing unreadable is put into a run folder. `store` writes the file into the run folder in the form that the reader
+    takes; without one it is copied as it is.
     """
 
     id: str
@@ -156,7 +156,7 @@ def _detected(paths: list[Path]) -> tuple[DetectedFile, ...]:
     for path in paths:
         try:
             known = _format_of_unchanged(path, path.stat().st_mtime_ns)
-        except (InputError, OSError):  # said by whoever reads it
+        except (InputError, OSError):  # reported by the reader
             continue
         if known is not None:
             found.append(DetectedFile(path, known, rank_in_name(path.name)))
@@ -469,9 +469,8 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 
 # The one list of formats that can be imported and that are picked up in a run folder.
 #
-# A new format is one line here: its `Format` is defined beside its reader's look, in a file of this folder named by
-# it.
-# The order counts: the first that says yes has the file, so those told by a magic number come first.
+# A new format is one line here: its `Format` is defined next to its reader, in a file of this folder named after it.
+# The first match wins, so formats with a magic number come first.
 
 FORMATS: tuple[Format, ...] = (
     _NSIGHT_SYSTEMS,
@@ -564,7 +563,7 @@ def size_on_disk(source: Source) -> int:
 
 
 def refuse_too_many(num_files: int, budget: Budget) -> None:
-    """Raise where so many files of next to nothing would take more memory than their size accounts for."""
+    """Raise where many tiny files would take more memory than their size accounts for."""
     most = budget.limit_bytes // _BYTES_PER_RANK
     if num_files > most:
         raise InputError(

@@ -1,9 +1,9 @@
 """Import of files of other tools into a run folder, under the rank they belong to.
 
-    what the file itself says  >  what its name says  >  nobody knows
+    rank in the file  >  rank in its name  >  unknown
 
-`--rank` goes before all of them; every disagreement is said. All files are looked into before the first is placed, so
-that a damaged one leaves the run folder as it was.
+`--rank` overrides all of them; every disagreement is reported. All files are checked before the first is placed, so a
+damaged one leaves the run folder as it was.
 """
 
 import filecmp
@@ -32,7 +32,7 @@ class PlannedImport:
     source: Path
     format: Format
     contents: Contents
-    #: None where it is of several ranks, or nobody says of which
+    #: None where it is of several ranks, or unknown
     rank: int | None
     target: Path
     already_there: bool
@@ -47,9 +47,9 @@ def planned_imports(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PlannedImport]:
-    """Return where each file goes; an `InputError` or `UsageError` where one of them cannot.
+    """Return where to place each file; an `InputError` or `UsageError` where that is impossible.
 
-    `progress` is told the bytes looked into so far, and all of them.
+    `progress` is called with the bytes checked so far, and all of them.
     """
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     before = [sum(sizes[:i]) for i in range(len(files))]

@@ -67,15 +67,14 @@ from stepscope.trace.table import (
 )
 from stepscope.units import NS_PER_MS, Digest, ms
 
-# Steps of a run without step marks: those that all ranks show alike.
+# Steps of a run without step marks: those that all ranks have in common.
 #
-# The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a
-# step
-# is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
-# how often the loop went round in it is unknown, and a window of more than MAX_ITEMS is too long to be replayed.
+# The loader's batches and the optimizer's steps, else the period of the kernels' sequence, the same number on every
+# rank. Else the whole window of each rank is one stretch, so that its losses are found; the number of steps in it is
+# unknown, and a window of more than MAX_ITEMS is too long to be replayed.
 #
-# A trace that was cut off holds the host's events first and the device's after them. So as far as launches have device
-# work it is complete, and only that far it is looked at; without any device work nothing tells how far that is.
+# A truncated trace holds the host's events first and the device's after them. It is complete as far as launches have
+# device work, and only that part is analysed; without any device work that extent is unknown.
 
 # Marks: the loader's next batch begins a step where there is one per optimizer step; else the optimizer ends it, and
 # the first is left out. Optimizers that alternate (a generator's and a discriminator's) make one step together.
@@ -89,7 +88,7 @@ _ALIKE = 0.05
 
 
 def steps_between_marks(trace: Trace, kinds: Kinds) -> tuple[Int64s, Int64s, str] | None:
-    """Return start and end of each step, and what they were told by; None where neither mark recurs."""
+    """Return start and end of each step, and the marks used; None where neither mark recurs."""
     ranges = np.flatnonzero(kinds == EventKind.ANNOTATION)
     optimizer = _spans(trace, rows_named(trace, ranges, lambda s: bool(_OPTIMIZER.match(s))))
     loader = _spans(trace, rows_named(trace, ranges, lambda s: bool(_LOADER.match(s))))
@@ -132,7 +131,7 @@ def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
 
 # Steps from the period of the kernel sequence.
 #
-# A kernel that runs once per step is an anchor: what lies between two of its launches is the same every time.
+# A kernel that runs once per step is an anchor: the pieces between two of its launches are the same every time.
 #
 #     A b c d d d e   A b c d d d e   A b c d d d e      A, b, c, e are anchors; d is not: the pieces between differ
 #
@@ -206,10 +205,10 @@ def _anchors(code: npt.NDArray[np.intp], names: int) -> list[tuple[npt.NDArray[n
 
 
 def _likeness(code: npt.NDArray[np.intp], at: npt.NDArray[np.intp], names: int) -> float:
-    """Return the share of kernels that the piece least like the usual one has in common with it.
+    """Return the share of kernels that the least typical piece has in common with the typical one.
 
-    What lies before the first anchor and after the last are parts of steps: kernels that no usual piece has there tell
-    that the pieces are layers of one step, between its first and its last kernels.
+    The kernels before the first anchor and after the last are parts of steps: if no typical piece has them there, the
+    pieces are layers of one step, between its first and its last kernels.
     """
     inside = code[at[0] : at[-1]]
     piece = np.repeat(np.arange(len(at) - 1), np.diff(at))
@@ -358,11 +357,10 @@ def _with_steps(rank: Rank, steps: Steps) -> Rank:
 #     step          4    5    6    7    8    9
 #     evaluation   68        67        99             rounds of two steps: 4-5, 6-7, 8-9
 #
-# Every second step of the optimizer is another kind of step than the one before it, and neither stands for the run:
-# the
-# round does. Rounds are counted from 0 in the log, and those of the window by the same numbers.
+# Every second step of the optimizer differs from the one before it, and neither is representative of the run: the
+# round is. Rounds are counted from 0 in the log, and those of the window by the same numbers.
 
-# of a round: what comes more seldom recurs in some steps, and is told apart from the ordinary one
+# of a round: what is rarer recurs in some steps, and is separate from the ordinary step
 _MAX_STEPS = round(1 / OFTEN)
 # of the time of all steps: passes that take less do not make a step another one
 _MIN_SHARE = 0.1
@@ -707,7 +705,7 @@ def _one_after_another(traces: list[Trace]) -> bool:
 
 # threads; more than that no machine has cores for, and some refuse to start
 MAX_JOBS = 256
-# a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)
+# a run of more ranks is not held in memory as a whole by default (`analyze/sampled`)
 MAX_FULL_RANKS = 128
 _LOAD_MAX_NAMED = 3
 _MAX_LISTED = 8
@@ -728,7 +726,7 @@ class Run(ArrayRecord):
     beside: SideFiles = field(default_factory=SideFiles)
     #: who did what, of the ranks that recorded it
     owners: tuple[RankOwners, ...] = ()
-    #: the user's source files, where the recorder kept them
+    #: the user's source files, if recorded
     source: SourceText = field(default_factory=SourceText)
     #: kernels as Nsight Compute measured them
     measured: tuple[MeasuredLaunches, ...] = ()
@@ -739,7 +737,7 @@ class Run(ArrayRecord):
     window: int = 0
     #: ranks that are worked on at once
     jobs: int = 1
-    #: the same run with all its ranks, of which only what the others need was kept; None where `ranks` are all
+    #: the same run with all its ranks, outlined; None where `ranks` are all
     everyone: "Run | None" = None
     #: which of the ranks `ranks` are, and what is said of the others; empty where they are all
     sampling: str = ""
@@ -755,7 +753,7 @@ class Run(ArrayRecord):
 
     @property
     def asked_by(self) -> str | None:
-        """Return who asked for this window while the job ran, a command or an alarm; None for one of the settings."""
+        """Return what requested this window while the job ran, a command or an alarm; None for one of the settings."""
         found = pulled_window(self.description, self.window)
         return found.by if found is not None else None
 
@@ -798,8 +796,8 @@ def load_sources(
     sampling: str = "",
     write_later: WriteLater | None = None,
 ) -> Run:
-    """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
-    as far as they were kept, and `sampling` says so. `write_later` takes the writing of caches.
+    """Return the run in these files, as `load` does. `everyone` are all its ranks where the files hold only some, and
+    `sampling` describes the choice. `write_later` takes the writing of caches.
     """
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
@@ -954,7 +952,7 @@ def each_rank(run: Run, question: Callable[[int, Rank], Answer]) -> tuple[Answer
 
 
 def side_by_side(jobs: int, question: Callable[..., Answer], *given: Iterable[Any]) -> tuple[Answer, ...]:
-    """Return what `question` answers to the first of all that is given, to the second and so on, on so many threads."""
+    """Return `map(question, *given)`, computed on `jobs` threads."""
     rows = tuple(zip(*given, strict=True))
     threads = min(jobs, len(rows))
     if threads <= 1:

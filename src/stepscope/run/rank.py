@@ -116,15 +116,15 @@ def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
 
 # Recorded steps, and the step of each moment.
 #
-# The profiler marks them (`ProfilerStep#7`). Where it did not, the first of these stands in:
+# The profiler marks them (`ProfilerStep#7`). Otherwise the first of these is used:
 #
 #     ranges in which the loop itself names whole steps      `step_7`, `train_step#7`, `training_step`, `train_batch`
 #     steps of a serving engine                              `execute_...`, `step[DECODE ...]` (`serving_steps.py`)
 #     the loader's batches and the optimizer's steps         `step_marks.py`
 #     the period of the sequence of kernels                  `kernel_period.py`
-#     the whole window                                       one stretch of work, no step of anybody's
+#     the whole window                                       one stretch of work, no step
 #
-# The last three need all ranks (`derived_steps.py`). They tell steps apart, but they do not bound the window.
+# The last three need all ranks (`derived_steps.py`). They separate steps, but they do not bound the window.
 
 # Steps of serving engines by the names of their ranges.
 #
@@ -233,9 +233,9 @@ class Steps(ArrayRecord):
     named: str = PROFILER_STEP
     #: whether their names give the numbers; if not they count from 0
     numbered: bool = True
-    #: what tells them where no range names them, in words
+    #: the source of the steps where no range names them, in words
     told_by: str = ""
-    #: whether they are one stretch of work, because nothing tells steps
+    #: whether they are one stretch of work, because steps are unknown
     is_window: bool = False
     #: whether far longer ones before them were left out
     after_cold: bool = False
@@ -266,7 +266,7 @@ class Steps(ArrayRecord):
         return 0 if self.is_window else len(self)
 
     def of(self, moment_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Return the index of the step each moment lies in, -1 before the first and after the last.
+        """Return the index of the step of each moment, -1 before the first and after the last.
 
         A moment between two steps belongs to the earlier one, unless a step between them was not recorded.
         """
@@ -395,7 +395,7 @@ def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
     return min(int(trace["ts_ns"][rows[-1]]) for rows in (host, device) if len(rows))
 
 
-# What ran on the device, which host call launched it, which operator asked for it, and in which step.
+# What ran on the device, which host call launched it, which operator caused it, and in which step.
 #
 #     kernel --correlation--> runtime call --external id or enclosing range--> host operator
 #                                 |--start--> step
@@ -720,10 +720,10 @@ def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
 #     kernel --launch--> inside record_param_comms           one record around the launch
 #                   `--> inside nccl:coalesced               the records since the group's previous launch
 #
-# Newer versions write the arguments of the record on the kernel too, which tells what was launched before the window.
-# Traces without arguments (old versions) still name the operation in the range around the launch and its tensor in
-# `Input Dims`. Next to all kernels of a job repeat what others said, so each distinct combination is looked at once. On
-# gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
+# Newer versions write the arguments of the record on the kernel too, which covers launches before the window. Traces
+# without arguments (old versions) still name the operation in the range around the launch and its tensor in
+# `Input Dims`. Nearly all kernels of a job repeat, so each distinct combination is parsed once. On gloo the operator
+# (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
 
 # Input sizes from the shapes and types that the profiler writes.
 #
@@ -780,7 +780,7 @@ def _shape_elements(shape: Any) -> int | None:
 
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
-# torch keeps 2,000 unless told otherwise
+# torch records 2,000 by default
 _MAX_CALLS = 20_000
 
 
@@ -798,7 +798,7 @@ class FlightCall:
 def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged.
 
-    Where the recorder left none, a dump that was imported beside it is read.
+    Without a file of the recorder's, an imported dump next to it is read.
     """
     dump = path.parent / path.name.replace(FLIGHT_RECORDER, "flight_recorder.dump")
     if not path.exists() and not dump.is_file():
@@ -880,7 +880,7 @@ class Collectives(ArrayRecord):
 
     start_ns: Int64s
     end_ns: Int64s
-    #: when the host asked for it; NONE_NS where that was before the window
+    #: when the host issued it; NONE_NS where that was before the window
     issue_ns: Int64s
     #: code in `collective_names.OPS`
     op: npt.NDArray[np.uint8]
@@ -1161,12 +1161,11 @@ def _sum(sizes: list[int]) -> int:
 
 # Collectives of a CPU rank: gloo executes them on its own threads.
 #
-# The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
-# (`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs
-# to the first operator still waiting that it can mean and whose size it has. Gloo carries out a reduce-scatter as an
-# all-reduce: the meaning is the operator's. Which group it was in, only the flight recorder says (`flight.py`);
-# without
-# its file the group is known where the rank has just one.
+# The operator on the calling thread (`c10d::allreduce_`) is the request; the span on a gloo thread
+# (`gloo:all_reduce`) has the times. Gloo's threads take operators in call order, so a span belongs to the first
+# pending operator of a fitting kind and size. Gloo carries out a reduce-scatter as an all-reduce: the meaning is the
+# operator's. Only the flight recorder has the group (`flight.py`); without its file the group is known where the rank
+# has just one.
 
 # operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
 # second
@@ -1176,7 +1175,7 @@ _PEER_AT = 2
 
 
 def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[FlightCall] = ()) -> Collectives:
-    """Return the gloo spans of a rank with the operators that asked for them, and what the flight recorder noted."""
+    """Return the gloo spans of a rank with the operators that issued them, and the flight recorder's groups."""
     spans = span_rows(trace, kinds)
     asked = _by_start(
         trace, rows_named(trace, _host(kinds), lambda s: s.startswith("c10d::") and is_comm_annotation(s))
@@ -1221,8 +1220,8 @@ def _by_start(trace: Trace, rows: np.ndarray) -> list[int]:
 def _match(trace: Trace, spans: list[int], asked: list[int]) -> list[int]:
     """Return the operator row of each span, -1 where the operator was called before the window.
 
-    A trace that was cut off may have lost the spans of a whole thread. Where it holds fewer than were asked for,
-    nobody can tell which are left: none is joined.
+    A truncated trace may have lost the spans of a whole thread. Where it holds fewer spans than operators, it is
+    unknown which are left: none is joined.
     """
     waiting: dict[str, deque[int]] = {}
     for row in asked:
@@ -1278,7 +1277,7 @@ def _bytes_at(trace: Trace, row: int) -> int:
 
 
 def _peer(trace: Trace, operator: int, group: Group) -> int:
-    """Return the other rank of a send or receive, -1 where nothing tells.
+    """Return the other rank of a send or receive, -1 where unknown.
 
     Without the values of the inputs it is known in a group of two: the other one.
     """

@@ -1,7 +1,7 @@
-"""The files at an address: listed, copied here, written there. The one place where another machine is asked.
+"""The files at an address: listed, copied here, written there. The only place with network access.
 
-Nothing that the other side says is believed: names that lead out of the folder are left out, a copy ends at the room
-there is, a page that lists files is read up to a limit. Whatever a library raises is one sentence.
+The other side is not trusted: names that lead out of the folder are left out, a copy is limited to the free space,
+a page that lists files is read up to a limit. Errors of libraries become one sentence.
 """
 
 import os
@@ -70,7 +70,7 @@ class ByteBudget:
 
 
 def files_at(address: str) -> list[RemoteFile]:
-    """Return the file at an address, those that a glob stands for, or all in a folder, four levels deep."""
+    """Return the file at an address, those that a glob matches, or all in a folder, four levels deep."""
     with _open_filesystem(address) as fs:
         place = fs._strip_protocol(address)
         if is_web(address):
@@ -241,7 +241,7 @@ CopyProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Copies:
-    """What stands for the names that were given, and which addresses they are copies of."""
+    """Local paths for the given names, and the addresses they are copies of."""
 
     #: a path for each name: the copy of an address, or the name itself
     paths: tuple[str, ...]
@@ -267,7 +267,7 @@ def named_as_given(run: Run, copies: Copies) -> Run:
 
 
 def copies_kept(given: Sequence[str]) -> tuple[Copies, Callable[[], None]]:
-    """Return copies that stay until the function beside them is called."""
+    """Return copies, and a function that removes them."""
     with ExitStack() as until:
         copies = until.enter_context(local_copies(given))
         return copies, until.pop_all().close

@@ -1,8 +1,8 @@
-"""What the folder of a running job says now: the newest steps of each rank, and hung ranks.
+"""State of a running job's folder: the newest steps of each rank, and hung ranks.
 
-Step logs are read where they have grown, so a look costs what was written since the last one; the first look begins
-near their end. Of each rank the newest steps are kept, and of one rank the first ones, which are what later ones are
-held against. A line that cannot be read is left out: it may be one that is being written.
+Step logs are read incrementally, so a refresh costs what was written since the last one; the first begins near their
+end. The newest steps of each rank are retained, and the first ones of one rank as a reference for later ones. An
+unreadable line is skipped: it may be incomplete.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What lies beside the traces of a run folder: device telemetry, live collectives, memory through a step, NCCL's log.
+"""Side files of a run folder: device telemetry, live collectives, memory through a step, NCCL's log.
 
     rank00000.telemetry.jsonl    the device, its state every second, readings of energy counters  -> `Telemetry`
     rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
@@ -328,7 +328,7 @@ class MemoryEdge:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SideFiles(ArrayRecord):
-    """Everything beside the traces, by rank."""
+    """All files next to the traces, by rank."""
 
     telemetry: tuple[Telemetry, ...] = ()
     samples: tuple[ThreadSamples, ...] = ()
@@ -354,13 +354,13 @@ def is_later_window(folder: Path) -> bool:
 
 
 def window_number(folder: Path) -> int:
-    """Return which window lies in a folder: 0 for a run folder, 2 for its `window2`."""
+    """Return the number of a folder's window: 0 for a run folder, 2 for its `window2`."""
     found = _WINDOW.match(folder.name)
     return int(found.group(1)) if found else 0
 
 
 def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
-    """Return what a run folder holds beside its traces and step logs; files named in `but` are known to be traces."""
+    """Return the contents of a run folder except traces and step logs; files named in `but` are known to be traces."""
     kinds = (TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL, _SAMPLES)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
@@ -809,12 +809,11 @@ def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:
     return header, steps, lost
 
 
-# Who did it: the owners that a rank recorded in a step with Python frames, read from `rank00000.owners.json.gz`.
+# Owners that a rank recorded in a step with Python frames, read from `rank00000.owners.json.gz`.
 #
-# The file tells, for the operators of one or two steps after the window, in order and by thread, the user's stack and
-# the
-# module of each. Nothing of those steps is in any timing. Anybody may have put the file there: its size is bounded,
-# every index is checked, and a file that does not hold together is refused as a whole with the name of the field.
+# For the operators of one or two steps after the window, in order and by thread, the file has the user's stack and the
+# module of each. Nothing of those steps is in any timing. The file is not trusted: its size is bounded, every index is
+# checked, and an inconsistent file is refused as a whole with the name of the field.
 
 _MAX_TEXT = 4096
 _MAX_LINE = 1 << 31
@@ -827,7 +826,7 @@ Int32s = npt.NDArray[np.int32]
 class Frame:
     """One line of a stack."""
 
-    #: relative to the project's folder where it lies below it
+    #: relative to the project's folder where it is below it
     file: str
     line: int
     function: str
@@ -1019,10 +1018,10 @@ def _loader(said: dict[str, Any]) -> tuple[tuple[str, float], ...] | None:
     return tuple((name[:_MAX_TEXT], float(share)) for name, share in given)
 
 
-# The text of the user's source files, as the recorder kept it below `source/` in the run folder.
+# The text of the user's source files, as recorded below `source/` in the run folder.
 #
-# Anybody may have put files and names there: a name that leads out of the folder, a link, anything that is no regular
-# file of the size that the recorder keeps, or no text, has no lines.
+# Files and names there are not trusted: a name that leads out of the folder, a link, a file that is not regular, too
+# large or not text has no lines.
 
 _TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
 
@@ -1058,7 +1057,7 @@ def code_text_has_comprehension(text: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceText:
-    """The kept source files of a run; each is read when it is first asked for."""
+    """The recorded source files of a run; each is read on first use."""
 
     #: the run folder, None where a run has none
     folder: Path | None = None
@@ -1070,7 +1069,7 @@ class SourceText:
         return self._read[file]
 
     def line(self, file: str, number: int) -> str | None:
-        """Return one line, counted from 1, without blanks around it; None where it was not kept."""
+        """Return one line, counted from 1, without surrounding blanks; None where it was not recorded."""
         found = self.lines(file)
         return found[number - 1].strip() if found is not None and 0 < number <= len(found) else None
 

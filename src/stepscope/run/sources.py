@@ -19,13 +19,13 @@ _TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sql
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
-# JSON that lies beside traces and is none.
+# JSON files that are found next to traces and are none.
 _NO_TRACE = re.compile(
     r"^(run|report|compare|results|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$"
 )
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
-# May be the rank and may be a revision: believed only where it tells the files apart.
-# `rank_3`, `worker3`, `node0_rank3`: what lies below is that rank's
+# May be the rank and may be a revision: used only where it differs between the files.
+# `rank_3`, `worker3`, `node0_rank3`: the folder of that rank
 _RANK_FOLDER = re.compile(r"^(?:\w{1,40}[-_.])?(?:rank|worker)[-_ ]?\d{1,9}$", re.IGNORECASE)
 # folders below a rank's own that are searched
 _MAX_LEVELS = 4
@@ -81,7 +81,7 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
 
 
 def runs_in(given: str) -> list[Path]:
-    """Return the runs that a name stands for: itself, or the folders in a folder that holds no trace of its own.
+    """Return the runs that a name refers to: itself, or the folders in a folder without a trace.
 
     Such a folder is a set of runs: each folder in it with traces, step logs or the results of a benchmark is one.
     """

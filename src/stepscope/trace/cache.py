@@ -1,11 +1,11 @@
-"""The table of a large trace kept in one file, so that the next look at it maps the columns instead of parsing.
+"""Cache of a large trace's table in one file, so that the next read maps the columns instead of parsing.
 
     magic, length of the description | description (JSON) | strings (JSON) | columns, each at a multiple of 64 bytes
 
 The description holds the key (size, times and sampled content of the trace, version of the parser and of the schema),
-where each column lies, and a checksum of everything behind it. A cache that does not fit, is cut, damaged or unreadable
-is no cache: the trace is read again. So is one whose columns no parser could have made (an id beyond the strings, rows
-that do not ascend): anybody can compute a checksum. The file appears at once or not at all.
+the offset of each column, and a checksum of everything behind it. A cache that does not fit, is cut, damaged or
+unreadable is ignored and the trace is read again. So is one with columns that no parser could have made (an id beyond
+the strings, rows that do not ascend): a checksum is easy to forge. The file is written atomically.
 """
 
 import json
@@ -125,9 +125,9 @@ def read_cached(
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
-    The cache lies in `.stepscope` beside the trace, or in `cache_folder`; where that cannot be written to, there is
-    none. `min_raw_bytes` is how large a trace has to be for one, where not as usual. `write_later` is given what
-    writes it, where that need not be done when this returns.
+    The cache is in `.stepscope` next to the trace, or in `cache_folder`; there is none where that is not writable.
+    `min_raw_bytes` overrides how large a trace has to be for one. `write_later`, if given, is called with a function
+    that writes the cache.
     """
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)

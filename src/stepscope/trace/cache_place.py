@@ -13,7 +13,7 @@ MIN_RAW_BYTES = 32 << 20
 
 
 def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "columns") -> Path:
-    """Return where a trace's cache lies. In a given folder, traces of equal name are told apart by where they are."""
+    """Return the path of a trace's cache. In a given folder, traces of equal name differ by a hash of their path."""
     if cache_folder is None:
         return path.parent / CACHE_FOLDER / f"{path.name}.{ending}"
     where = digest_of(str(path.absolute()).encode(errors="surrogateescape"), 12)
@@ -22,8 +22,8 @@ def cache_file(path: Path, cache_folder: Path | None = None, *, ending: str = "c
 
 # Key of a file: size, times and sampled content.
 #
-# The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart. Standard
-# library only: a report that was kept is found before anything heavy is imported.
+# Only the clock can set back the inode's time of change; the content also distinguishes copies. Standard library only:
+# a cached report is found before anything heavy is imported.
 
 _SAMPLE_BYTES = 1 << 14
 _NUM_SAMPLES = 32
@@ -41,7 +41,7 @@ def content_key(path: Path) -> dict[str, Any] | None:
 
 
 def is_unchanged(path: Path, key: dict[str, Any]) -> bool:
-    """Return whether a file still has the size and times of its key: nobody wrote to it since."""
+    """Return whether a file still has the size and times of its key."""
     try:
         now = _size_and_times(path.stat())
     except OSError:

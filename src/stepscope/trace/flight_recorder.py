@@ -1,6 +1,6 @@
 """Dumps of torch's flight recorder: the newest collectives of one rank, with groups, shapes and stacks.
 
-Three forms, told apart by their first byte: the pickle that torch writes when a collective times out
+Three forms, distinguished by their first byte: the pickle that torch writes when a collective times out
 (`nccl_trace_rank_3`), the same as one JSON object, and the JSON lines that `stepscope record` leaves
 (`rank00003.flight_recorder.jsonl`). Versions 2.0 to 2.10 differ in a few names; a field that a version lacks is None.
 """

@@ -46,7 +46,7 @@ class Segment:
     allocated_bytes: int
     stream: int
     small: bool
-    #: belongs to a pool of its own, such as a CUDA graph's
+    #: belongs to a private pool, such as a CUDA graph's
     private: bool
     blocks: tuple[SnapshotBlock, ...]
 
@@ -69,7 +69,7 @@ class MemorySnapshot:
     segments: tuple[Segment, ...]
     action: tuple[int, ...]
     address: tuple[int, ...]
-    #: as asked for; blocks are larger
+    #: as requested; blocks are larger
     size_bytes: tuple[int, ...]
     time_us: tuple[int, ...]
     stack: tuple[int, ...]

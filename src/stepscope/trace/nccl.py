@@ -1,7 +1,7 @@
 """NCCL's debug log of a rank: version, topology, channels, transports, algorithms, collectives, warnings.
 
-Lines are read one by one; what is kept of them is counted, not listed, so that a log of any size takes the same memory.
-The algorithm is what NCCL says it chose, never what a kernel's name suggests.
+Lines are read one by one and counted, not listed, so a log of any size takes the same memory. The algorithm is the one
+that NCCL logged, never what a kernel's name suggests.
 """
 
 import re
@@ -285,7 +285,7 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
 
 # of transports, links and settings
 _LOG_MAX_KINDS = 64
-# operations and sizes that are told apart
+# distinct operations and sizes
 _MAX_SIZES = 4_000
 _MAX_COMMUNICATORS = 200
 

@@ -4,8 +4,8 @@
     wide    a row per launch, a column per metric, the units in the first row (`--page raw`)
     old     long, without block, grid, device and CC
 
-Lines before the header (`==PROF== ...`) are skipped. Numbers are written in the locale of whoever ran it: `1,234.5` or
-`1.234,5`; all numbers of a file together tell which.
+Lines before the header (`==PROF== ...`) are skipped. Numbers are written in the user's locale, `1,234.5` or `1.234,5`,
+which is detected from all numbers of a file together.
 """
 
 import csv

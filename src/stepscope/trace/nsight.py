@@ -28,9 +28,8 @@ from stepscope.units import NS_PER_MS, printable
 #
 #     kernels of processes 7 and 9, runtime calls of both, ...    ->    one table of process 7, one of process 9
 #
-# All share one table of strings. Values are kept in the type of their column from the first, in blocks that are filled
-# in
-# place; what is the same for every row of a database (`ph`, `offset`) is kept once.
+# All share one table of strings. Values are stored in the type of their column from the first, in blocks that are
+# filled in place; what is the same for every row of a database (`ph`, `offset`) is stored once.
 
 # columns of one value: all events have a duration, and are rows of a database rather than places in a text
 _SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
@@ -40,7 +39,7 @@ _BLOCK = 1 << 17
 
 
 class Texts:
-    """One table of strings, each kept once."""
+    """One table of distinct strings."""
 
     def __init__(self, share: Share) -> None:
         self._ids: dict[str, int] = {}
@@ -661,7 +660,7 @@ def _on_threads(chunk: dict[str, Sequence[Any]] | dict[str, list[Any]]) -> Rows:
 # wall clock    TARGET_INFO_SESSION_START_TIME.utcEpochNs is time 0; where the times of events count from when the
 #               machine started instead, that table's systemClockNs is the capture's start
 # rank          by NCCL's communicators where their payloads are there; by RANK and WORLD_SIZE in the environment
-#               of the command, where the export is of one rank's command; else the file's name or the order tells
+#               of the command, where the export is of one rank's command; else by the file's name or the order
 
 _MAX_EPOCH_NS = 1 << 62
 # columns of the tables that list devices and what Kineto's `deviceProperties` call them; a later one overwrites an
@@ -840,7 +839,7 @@ def read_nsys(
     budget: Budget | None = None,
     named: str | Path | None = None,
 ) -> tuple[Trace, ...]:
-    """Return the tables of an export, by device and process; `progress` is told about how many bytes were read.
+    """Return the tables of an export, by device and process; `progress` is called with the approximate bytes read.
 
     `named` is the file that the user knows, where the export was made from it.
     Raises `TraceError` where it is no export, is damaged, or holds no device work.
@@ -1065,7 +1064,7 @@ class Overview(NamedTuple):
 
 
 def overview(path: str | Path, *, progress: Callable[[int], None] | None = None) -> Overview:
-    """Return what an export holds; `progress` is told about how many bytes were read. Raises as `read_nsys` does."""
+    """Return the contents of an export; `progress` is called with about the bytes read. Raises like `read_nsys`."""
     size = Stream(Path(path)).size
     with _opened_export(path) as db:
         total, read = max(sum(db.num_rows(table) for table in _OVERVIEW_TABLES), 1), 0

@@ -30,16 +30,15 @@ _BY_HAND = {
 
 
 def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool = True) -> Path:
-    """Return the sqlite export of a `.nsys-rep`; made once where it may be kept.
+    """Return the sqlite export of a `.nsys-rep`, cached if `keep`.
 
-    It lies in `.stepscope` beside the report, in `cache_folder`, or where neither can be written to among the temporary
-    files.
+    It is in `.stepscope` next to the report, in `cache_folder`, or where neither is writable in the temporary folder.
     """
     return _exported(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", export_nsys, keep=keep)
 
 
 def exported_metrics(path: Path) -> Path:
-    """Return a `.ncu-rep` as CSV, made once in `.stepscope` beside it, or among the temporary files."""
+    """Return a `.ncu-rep` as CSV, cached in `.stepscope` next to it, or in the temporary folder."""
     return _exported(path, path.parent / CACHE_FOLDER, "csv", export_ncu, keep=True)
 
 
@@ -77,7 +76,7 @@ def export_ncu(path: Path, target: Path) -> None:
 
 
 def require_tool(tool: str, path: Path) -> str:
-    """Return where a program lies; a `TraceError` that says what to do with the file where it is not installed."""
+    """Return the path of a program; a `TraceError` with what to do instead where it is not installed."""
     program = shutil.which(tool)
     if program is None:
         raise TraceError(

@@ -1,13 +1,12 @@
 """Plain data in a pickle, read by an interpreter without any opcode that runs code.
 
 A pickle is a program. The opcodes that name a class, call it, or set its state (GLOBAL, REDUCE, BUILD, persistent ids,
-extensions ...) are not implemented here, so there is nothing to refuse them with but their absence: the first one ends
-the reading. What is left makes None, truth values, numbers of at most 64 bits, texts, bytes, lists, tuples and dicts.
+extensions ...) are not implemented here: the first one ends the reading. The others make None, truth values, numbers of
+at most 64 bits, texts, bytes, lists, tuples and dicts.
 
-Memory is bounded by the input: every opcode makes one small object, texts are no longer than the bytes they lie in, the
-memo is a dict (an index of 2^32 reserves nothing), and numbers of thousands of digits are refused. Containers that
-contain themselves, or are shared so that they nest deeper than MAX_DEPTH, are refused: whoever walks the result
-comes to an end.
+Memory is bounded by the input: every opcode makes one small object, texts are no longer than their bytes in the file,
+the memo is a dict (an index of 2^32 reserves nothing), and numbers of thousands of digits are refused. Containers that
+contain themselves, or nest deeper than MAX_DEPTH, are refused, so walking the result terminates.
 """
 
 import gc

@@ -133,7 +133,7 @@ def keep_freed() -> None:
 
 
 def return_freed(raw_bytes: int) -> None:
-    """Return to the system what reading so many bytes left behind, unless it is kept. Only glibc can."""
+    """Return memory to the system after reading `raw_bytes`, unless the heap is retained. glibc only."""
     if raw_bytes >= _WORTH_RETURNING_BYTES and not _is_kept:
         with suppress(AttributeError, OSError, TypeError):
             ctypes.CDLL(None).malloc_trim(0)
@@ -260,8 +260,8 @@ class _GrowingArray:
 
 
 def _reserved(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array that is made larger than needed, on pages of its own: they cost nothing before they are written
-    to and go back to the system with it. From the heap, others would come to use what was left over.
+    """Return an array that is larger than needed, on separate pages: they cost nothing before they are written to and
+    are returned to the system with it. On the heap, other arrays would fill what was left over.
     """
     size = count * dtype.itemsize
     if size < 1 << 16:
@@ -759,7 +759,7 @@ def read(
     progress: Callable[[int], None] | None = None,
     budget: Budget | None = None,
 ) -> Trace:
-    """Return the table of one trace file; `progress` is told the bytes read of it so far.
+    """Return the table of one trace file; `progress` is called with the bytes read of it so far.
 
     Raises `TraceError` only if there is nothing usable in it, or it needs more than is left of the memory `budget`.
     """

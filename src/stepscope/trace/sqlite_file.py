@@ -170,7 +170,7 @@ class Database:
             raise self._damaged(error) from error
 
     def has(self, table: str) -> bool:
-        """Return whether there is such a table; raises where a view stands in its place."""
+        """Return whether there is such a table; raises where there is a view of that name."""
         kind = self._tables.get(table)
         if kind is not None and kind != "table":
             raise TraceError(f"{self.path}: {table} is {kind} where an export has a table; export it again")
@@ -227,7 +227,7 @@ class Database:
         return {i: text for i, text in known.items() if text is not None}
 
     def ids_between(self, low: str, high: str, most: int) -> list[int]:
-        """Return the ids of at most so many texts from `low` on and before `high`."""
+        """Return the ids of at most `most` texts from `low` on and before `high`."""
         if not {"id", "value"} <= self.columns("StringIds"):
             return []
         query = "SELECT id FROM StringIds NOT INDEXED WHERE value >= ? AND value < ?"

@@ -1,10 +1,10 @@
-"""A trace file as a stream of uncompressed bytes: plain, gzip (one member or many) or zstd, told by its content.
+"""A trace file as a stream of uncompressed bytes: plain, gzip (one member or many) or zstd, detected by content.
 
 A compressed file that was cut gives what it holds and then `truncated`. One that unpacks to an absurd size is
 refused while it is read, not after.
 
     chunks()    its bytes, piece by piece
-    opened()    a function that fills a buffer with the next of them, where they are to lie anyway
+    opened()    a function that fills a buffer with the next of them, without a copy
 """
 
 import stat
@@ -104,7 +104,7 @@ class Stream:
         return some
 
     def _inflated(self, f: Any) -> Filler:
-        # The reader inside zlib-ng's files unpacks to where it is told; a file, for versions without it, copies.
+        # The reader inside zlib-ng's files unpacks into a given buffer; a file, for versions without it, copies.
         reader = getattr(gzip_ng, "_GzipReader", None)
         packed: Any = reader(f, _COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
         careful: Filler | None = None

@@ -225,7 +225,7 @@ ARGS = (
 
 
 Int64s = npt.NDArray[np.int64]
-# rows of a column for each row asked for, at which a dense copy of it pays
+# column rows per requested row at which a dense copy pays
 _DENSE_FROM = 32
 
 
@@ -292,7 +292,7 @@ class Quality:
 class Trace(ArrayRecord):
     """One trace file: columns of `schema.DENSE`, sparse columns of `schema.ARGS`, strings and header.
 
-    `header` holds the top-level fields beside `traceEvents` (`distributedInfo`, `deviceProperties`, ...).
+    `header` holds the other top-level fields (`distributedInfo`, `deviceProperties`, ...).
     """
 
     path: str
@@ -607,7 +607,7 @@ def coded_rows(
 ) -> tuple[npt.NDArray[np.intp], Kinds]:
     """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers.
 
-    The rule is asked once for each name.
+    The rule is called once for each name.
     """
     names, code_of = trace["name"], codes_of_names(trace, rule, wanted)
     coded = np.flatnonzero(code_of).astype(names.dtype)
@@ -647,26 +647,23 @@ def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str]
 # Plausibility checks: the one place where values of a file become columns that others compute with.
 #
 # Arguments have a range in the schema. Times have none that holds for every file, but all events of one file were
-# written by one process within one window, so each file tells its own range:
+# written by one process within one window, so each file determines its range:
 #
-# - A window leaves no gap in its middle. Whatever the job waits for, a step's range, the call that blocks and the
-# kernel
-#   it waits for go on meanwhile. So the starts and ends of events lie close together, or under two events at least.
-# - A gap that at most one event spans, that is longer than a minute and longer than all that lies on its larger side,
-#   separates what was recorded from what cannot belong to it: a start or a duration with a wrong digit, a clock of
-#   another unit.
-# - Few events behind such a gap are in quarantine: left out and counted. Many are a clock that was set while it
-# recorded;
-#   those stay, and a note says how far it jumped.
+# - A window has no gap in its middle. While the job waits, a step's range, the blocking call and the kernel continue.
+#   So the starts and ends of events are close together, or under two events at least.
+# - A gap that at most one event spans, longer than a minute and longer than everything on its larger side, separates
+#   the recording from what cannot belong to it: a start or a duration with a wrong digit, a clock of another unit.
+# - Few events behind such a gap are in quarantine: left out and counted. Many are a clock that was set during the
+#   recording; those stay, and a note gives the jump.
 #
-# Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
+# Files are judged one by one: hours between the clocks of two ranks are no defect.
 
 # ends and differences of times within these stay within 64 bits; the last time is in the year 2116
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
 _MIN_GAP_NS = 60_000_000_000
 # stray in a file of any size
 _MAX_STRAY_EVENTS = 3
-# of so many events one is looked at first, which is enough in next to all files
+# one of this number of events is checked first, which is enough in nearly all files
 _SAMPLE = 64
 _TIMED, _METADATA = ord("X"), ord("M")
 
@@ -793,7 +790,7 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
     low, high = int(moment[first]), int(moment[last])
     few = members <= max(2 * _MAX_STRAY_EVENTS, 0.02 * len(moment))
-    few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
+    few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events determines no window
     begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
     away = np.maximum(begins - high, low - ends)
     far = away > max(_MIN_GAP_NS, high - low)

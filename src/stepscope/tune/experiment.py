@@ -376,13 +376,12 @@ def _number(value: Any) -> float | None:
 #     gain = 1 - exp(mean of log(with / without))        over rounds; what slows a whole round cancels
 #     interval: Student's t over the rounds, at a confidence of 1 - 5 % / (2 x settings tried) (Bonferroni)
 #
-# So that at most one of twenty jobs in which nothing helps has any setting whose interval lies above 0. Twice, because
-# a
-# setting that is left undecided is looked at once more, after more rounds.
+# So in at most one of twenty jobs in which nothing helps any setting has an interval above 0. Twice, because an
+# undecided setting is tested once more, after more rounds.
 
 MAX_FALSE = 0.05
 MIN_ROUNDS = 3
-# at a setting: after the rounds that were asked for, and after more of them
+# tests of a setting: after the requested rounds, and after more of them
 _LOOKS = 2
 
 
@@ -428,10 +427,8 @@ def gain(base_ms: Sequence[float], with_ms: Sequence[float], *, tried: int) -> G
 #             |sum - sum'| / size'                over the parameters at the end
 #
 # Settings that change no number have to agree exactly; where the unchanged job itself differs from trial to trial
-# (many
-# GPU kernels add in no fixed order), by no more than three times that. Those that only add in another order are held
-# to
-# rounding. Inexact ones, which were asked for, may be a few percent off, and how far is told.
+# (many GPU kernels add in no fixed order), by no more than three times that. Those that only add in another order are
+# limited to rounding. Inexact ones, which were requested, may be a few percent off, and the difference is reported.
 
 # relative: what other orders of summation grow to in the first steps
 _ROUNDING_BOUND = 1e-3
@@ -531,10 +528,10 @@ def _pairs(base: Sequence[Trial], trials: Sequence[Trial]) -> list[tuple[float, 
     ]
 
 
-# What to keep, from all trials: every setting with its gain, results and reason, and those that are kept together.
+# Verdict from all trials: every setting with its gain, results and reason, and the settings to apply together.
 #
-# A setting is kept where its results agree and its interval lies above 0. Several that are kept were run together too,
-# and that is what counts: it takes the place of the single ones only where its own interval lies above 0 and it saves
+# A setting is accepted where its results agree and its interval is above 0. Several accepted ones were also run
+# together, which decides: the combination replaces the single ones only where its own interval is above 0 and it saves
 # more than the best of them.
 
 _UNDECIDED = "may help, but within the noise: use more --rounds or a quieter machine"

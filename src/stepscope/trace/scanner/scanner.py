@@ -24,10 +24,9 @@ from stepscope.units import digest_of
 
 # The scanner's WebAssembly module: loaded once per process, one instance with its own memory per scanner.
 #
-# Its machine code is cached in a folder of its own where Python caches the bytecode of this package: compiling takes
+# Its machine code is cached in a separate folder where Python caches the bytecode of this package: compiling takes
 # 40 ms, loading three. Loaded code runs as the current user, so it must come from that user or root, in a folder that
-# no
-# one else can write to (`trusted_file`); it is never taken from beside a trace. The file begins with a digest of the
+# no one else can write to (`trusted_file`), and never from a trace's folder. The file begins with a digest of the
 # module and of all that follows, against damage; wasmtime refuses code of another version or processor. Anything else
 # is compiled again and replaced; where nothing can be written, nothing is cached.
 
@@ -160,7 +159,7 @@ class Instance:
         return np.ndarray((count,), dtype, self.memory(), address)
 
 
-# What a scanner is told and what it gives back.
+# Input and output of a scanner.
 
 Buffer = bytes | bytearray | memoryview
 
@@ -198,7 +197,7 @@ class TextFlags(IntFlag):
 
 
 class Text(NamedTuple):
-    """One distinct text as it stands in the file."""
+    """One distinct text as it is in the file."""
 
     raw: bytes
     flags: TextFlags
@@ -243,7 +242,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class ParsedBlock:
-    """What one block gave beside its rows. Offsets count from the block's first byte."""
+    """The result of one block except its rows. Offsets count from the block's first byte."""
 
     #: what was not read: the start of the next block, or what follows the events
     rest: bytes
@@ -254,7 +253,7 @@ class ParsedBlock:
     cut: bool
     counts: Counts
     first_bad: int | None
-    #: whether an object among the events has a list of events of its own
+    #: whether an object among the events has its own list of events
     holds_events: bool
 
     @property
@@ -433,7 +432,7 @@ _NO_MEMORY = "the graph of this run needs more than 4 GB: analyse fewer ranks or
 
 
 class WaitGraph:
-    """What waits for what, kept in the module's memory. Not for several threads at once."""
+    """Dependency graph in the module's memory. Not thread-safe."""
 
     def __init__(self, first_edge: Int64s, edge_from: Int64s, edge_lag_ns: Floats) -> None:
         self._edges = (first_edge, edge_from, edge_lag_ns)
@@ -478,9 +477,9 @@ class WaitGraph:
 
 # as in call_stack.h
 CHUNK_ROWS = 1 << 15
-# instances that are asked again: to make one takes longer than most stacks
+# instances for reuse: making one takes longer than most stacks
 _IDLE: "deque[Instance]" = deque(maxlen=4)
-atexit.register(_IDLE.clear)  # later, what frees their memory is gone
+atexit.register(_IDLE.clear)  # before the code that frees their memory is unloaded
 
 
 class Stacked(NamedTuple):
@@ -535,7 +534,7 @@ def call_stack_parents(
 
     Rows must be sorted as `stacked` does. Of equal intervals the earlier row is the parent. An interval that begins
     where another ends is not enclosed by it. Where A and B cross (A starts first and ends inside B), neither is the
-    other's child, and what lies in both belongs to B.
+    other's child, and their overlap belongs to B.
     """
     if not len(thread):
         return np.empty(0, np.int64)
@@ -554,10 +553,10 @@ def call_stack_parents(
 def _parents_of_few(
     thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the same where that takes less than to make an instance, None where rows lie too deep in each other.
+    """Return the same where that is faster than making an instance, None where rows nest too deeply.
 
-    Every row asks the one before it, and where that one does not enclose it, the one which that one asks: between the
-    two lies none that encloses it, as there is none that encloses both.
+    The first candidate is the row before; while a candidate does not enclose the row, the candidate's parent is next.
+    No row between the two can enclose it, as none encloses both.
     """
     parent = np.arange(-1, len(thread) - 1)
     asking = np.arange(len(thread))
