@@ -78,7 +78,7 @@ class AfterWindow:
         return min((s for s in planned if s is not None and s > step), default=None)
 
     def count_flops_of(self, step: int) -> None:
-        """Count the operators of this step, in a light recording after the first window that was asked for."""
+        """Count the operators of this step, in a light recording after the first requested window."""
         if self._census_step is None and self._config.count_flops:
             self._census_step = step
 

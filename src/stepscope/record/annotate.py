@@ -40,7 +40,7 @@ def annotate_modules(model: torch.nn.Module) -> Annotations:
     """Return a handle on the ranges now around the forward of `model` and of every module in it.
 
     A range is called `module: layers.0.attention`, the model itself by its class. It costs a few microseconds per
-    module call while nobody profiles. TorchScript cannot compile hooks: call `remove()` before `torch.jit.script`.
+    module call when no profiler runs. TorchScript cannot compile hooks: call `remove()` before `torch.jit.script`.
     """
     handles: list[Any] = []
     for name, module in model.named_modules():

@@ -8,8 +8,8 @@
     no integer tensor, the first one      (8, 3, 32, 32)              8 samples, tokens unknown
     one token id, labels or pixels that are not tensors               both unknown
 
-A guess from shapes and usual names, and said to be one. What lies on a device is not read, since that would wait for
-it: padding then counts as tokens.
+A guess from shapes and usual names, and marked as one. Data on a device is not read, since that would synchronise:
+padding then counts as tokens.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ Three sources, each for what it alone knows:
     the tap              every collective that Python issues: exact count and bytes, and its time
     sequence numbers     how many collectives a group issued, C++ included: one call per group and step
     the flight recorder  what the C++ ones were (DDP's reducer, functional collectives), and NCCL's own times of all;
-                         dear to read, so it is read early in the run and then rarely, off the training thread
+                         expensive to read, so it is read early in the run and then rarely, off the training thread
 
 Times include the wait for later ranks; `best` is the fastest one seen. Nothing here waits for a device or a rank.
 """
@@ -129,7 +129,7 @@ class CollectiveTap:
         self._replace(Work, "wait", self._tapped_wait)
 
     def remove(self) -> None:
-        """Put the original methods back, where nobody has put theirs on top of ours."""
+        """Restore the original methods, unless they were replaced again on top of ours."""
         self.on = False
         for owner, name, original, ours in self._replaced:
             if vars(owner).get(name) is ours:
@@ -137,9 +137,9 @@ class CollectiveTap:
         self._replaced.clear()
 
     def read_events(self) -> None:
-        """Hand on the times of the calls whose events have passed, at the end of a step; asks, never waits.
+        """Hand on the times of the calls with completed events, at the end of a step, without waiting.
 
-        Nothing is asked while a graph is captured: the question would end the capture.
+        Does nothing during a graph capture: a query would end the capture.
         """
         if self._passing and torch.cuda.is_current_stream_capturing():
             return
@@ -580,7 +580,7 @@ class LiveCollectives:
         self.volume = StepVolume()
         self._entries = entries
         self._tap = CollectiveTap(seen=self._note_call, timed=self._note_time, in_python=self.volume.in_python)
-        self._process_groups: list[dict[str, Any]] | None = None  # kept, because they may be gone at the end
+        self._process_groups: list[dict[str, Any]] | None = None  # stored, because torch may delete them before the end
         self._groups: list[tuple[Any, str, int]] = []  # (weak reference, name, size)
         self._named: Any = {}  # torch's own table of groups
         self._reader: threading.Thread | None = None
@@ -639,7 +639,7 @@ class LiveCollectives:
         return {} if line is None else {"collectives": line}
 
     def on_steps_passed(self, count: int) -> None:
-        """Let steps that nobody looked at share the next look."""
+        """Let steps without a reading share the next one."""
         self._num_steps += count
         self.volume.share_a_look(count)
 

@@ -35,7 +35,7 @@ class RecordConfig:
     warmup: int = WARMUP_STEPS
     active: int = 5
     repeat: int = 1
-    step_of: str | None = None  # what one step is, as `hooks.step_unit` reads it; None: found by itself
+    step_of: str | None = None  # what one step is, as `hooks.step_unit` reads it; None: automatic
     light: bool = False  # step log only, no profiler at all
     ranks: tuple[int, ...] | None = None  # ranks whose window is profiled; None: all. Step logs come from all.
     tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)
@@ -54,14 +54,14 @@ class RecordConfig:
     with_modules: bool = False
     count_flops: bool = True  # one step outside the window is observed with shapes to count its FLOPs
     owners: bool = True  # one more step outside the window is observed with Python frames: whose line each operator is
-    source: bool = True  # the text of the user's files that occur in them is kept
+    source: bool = True  # store the text of the user's files that occur in them
 
     # Budgets: whichever is met first ends the window early; the trace keeps what was recorded.
     max_events: int = 500_000
     max_seconds: float = 120.0
     max_memory_mb: int = 2_000
 
-    # What is sampled beside the steps.
+    # What is sampled during the steps.
     memory: bool = False
     memory_history: bool = False
     telemetry: bool = True
@@ -71,13 +71,13 @@ class RecordConfig:
     debug: tuple[str, ...] = ()  # debug switches of torch and NCCL, by their names in `nccl_log`
     nvtx: bool = True  # where CUDA is
 
-    # What the helper process tells while the job runs.
+    # What the helper process exports while the job runs.
     metrics: str | None = None  # [HOST:]PORT of the Prometheus endpoint of local rank 0; the others' follow
     otlp: str | None = None  # http://HOST:PORT of an OpenTelemetry collector
     otlp_period_s: float = 10.0
-    asked_pause_s: float = 30.0  # from the end of a window that was asked for to the next one
+    asked_pause_s: float = 30.0  # from the end of a requested window to the next one
     watch_stalls: bool = True
-    on_alarm: int | None = None  # steps of the window that an alarm pulls by itself; None: it pulls none
+    on_alarm: int | None = None  # steps of the window that an alarm triggers; None: it triggers none
     alarm_pause_s: float = 300.0  # from one such window to the next
     max_alarm_windows: int = 5  # of a job
 
@@ -94,7 +94,7 @@ class RecordConfig:
     others_grace_s: float = 5.0  # then for run.json, which needs the other ranks
     other_ranks_wait_s: float = 60.0  # how long rank 0's helper goes on waiting for them, alone
     write_timeout_s: float = 600.0
-    scratch: str | None = None  # where the plain trace lies before it is compressed; None: local temporary folder
+    scratch: str | None = None  # folder of the plain trace before it is compressed; None: local temporary folder
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -1,15 +1,15 @@
 """Memory through a step (`--memory`): a labelled snapshot at both edges of every region, and the peak by category.
 
-Two steps are looked at closely, outside the profiled window, because a close look takes milliseconds; their lines in
-the step log say `profiled`, so that nobody takes them for undisturbed. Before them only the allocator's counters are
-read at region edges, to know *where* the peak last rose. It ends as `rank00000.memory.jsonl`:
+Two steps outside the profiled window are measured in detail, which takes milliseconds; their lines in the step log have
+`profiled` set, as they are disturbed. Before them only the allocator's counters are read at region edges, to know
+*where* the peak last rose. The result is `rank00000.memory.jsonl`:
 
     {"kind": "snapshot", "step": 10, "label": "end forward_pass", "allocated_bytes": ..., "parameters_bytes": ...}
     {"kind": "peak", "peak_bytes": ..., "activations_bytes": ..., "between": ["begin backward_pass", ...]}
     {"kind": "storage", "address": ..., "size_bytes": ..., "device": "cuda:0", "category": "parameters"}
     {"kind": "bucket", "size_bytes": ..., "device": "cuda:0"}
 
-The storages say what the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) belong to.
+The storages map the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) to their use.
 """
 
 import gc
@@ -31,10 +31,10 @@ from stepscope.record.failsafe import explain, say
 
 # What the memory is used for: parameters, gradients, optimizer state and buffers by storage, the rest by subtraction.
 #
-# Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the first
-# category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator holds
-# beyond these is *activations* when it was still there at a region's edge, and *temporary* when it came and went
-# between two edges:
+# Every storage is counted once, however many tensors share it (tied weights, views, flat parameters), under the first
+# category that claims it. DDP's buckets are no tensors of Python; DDP reports their sizes. What the allocator holds
+# beyond these is *activations* if it exists at a region's edge, and *temporary* if it is allocated and freed between
+# two edges:
 #
 #     allocated at the edge = parameters + gradients + optimizer + buffers + communication + activations
 #     peak                  = allocated at the nearer edge + temporary
@@ -57,8 +57,8 @@ class Storage:
 def live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
     """Return the modules and optimizers alive in this process, found through the garbage collector.
 
-    It takes about 10 ms per 100,000 objects, so it is for a few chosen moments. Types are asked, not objects:
-    `isinstance` would run code of lazy proxies.
+    It takes about 10 ms per 100,000 objects, so it is for a few chosen moments. Only types are checked: `isinstance`
+    would run code of lazy proxies.
     """
     modules: list[torch.nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
@@ -292,9 +292,8 @@ def _stat(stats: Mapping[str, Any], name: str, when: str) -> int | None:
 
 # The CUDA allocator's own history of the window (`--memory`): every allocation with its Python stack, as a pickle.
 #
-# The history is switched on where the window begins and off where it ends. It is left alone where the job records one
-# of its own: ours would replace it. The file is what `torch.cuda.memory._dump_snapshot` writes, so every viewer of such
-# snapshots reads it too.
+# The history is switched on where the window begins and off where it ends, unless the job records one: ours would
+# replace it. The file has the format of `torch.cuda.memory._dump_snapshot`, so every viewer of such snapshots reads it.
 
 
 class MemoryHistory:

@@ -43,7 +43,7 @@ class Additions:
 
 
 def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) -> Additions:
-    """Return the variables that the named switches add to `environ`; what is set there already is kept."""
+    """Return the variables that the named switches add to `environ`; those already set are not changed."""
     variables: dict[str, str] = {}
     remarks = []
     for switch in switches:
@@ -58,9 +58,9 @@ def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) ->
 
 
 def turn_on_nccl_log(environ: MutableMapping[str, str]) -> None:
-    """Let NCCL log to a local file of each process; what the user has set is kept. Safe to call again.
+    """Let NCCL log to a local file of each process, except for settings by the user. Safe to call again.
 
-    It has to be called before the first communicator is made: at the start of the process.
+    Call it before the first communicator is made: at the start of the process.
     """
     environ.update(debug_environment(["nccl"], environ=environ).variables)
     if "NCCL_DEBUG_FILE" not in environ:

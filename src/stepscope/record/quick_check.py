@@ -21,7 +21,7 @@ from stepscope.errors import UsageError
 
 # A model, its optimizer and the random numbers, put back as they were after a trial run.
 #
-# State is kept beside the originals and copied back into the same tensors, so that references to them (DDP's buckets,
+# State is saved separately and copied back into the same tensors, so that references to them (DDP's buckets,
 # other modules, captured graphs) stay valid. It needs memory for one copy of parameters, buffers and optimizer state.
 
 

@@ -65,7 +65,7 @@ class Recorder:
         self.waits_on_host = False  # whether the training thread itself waits for other ranks
         self.regions = Regions(on_first=self.begin)
         self.samplers = Samplers()
-        self.on_own_region: Callable[[], None] | None = None  # told before a region that the script marks itself
+        self.on_own_region: Callable[[], None] | None = None  # called before a region that the script marks itself
         self._edges_matter = False  # whether a sampler looks at the edges of regions
         self._created_ns = time.time_ns()
         self._begun = False
@@ -122,7 +122,7 @@ class Recorder:
         return self._run.folder
 
     def begin(self) -> None:
-        """Say that the first step begins now; the first region says so by itself."""
+        """Begin the first step now, unless its first region has begun it."""
         if self._begun or not self.on:
             return
         self._begun = True
@@ -207,9 +207,9 @@ class Recorder:
 
     @_while_on
     def step_begin(self) -> None:
-        """Say that training begins again now: what passed since the last step ended was evaluation.
+        """Resume training: the time since the last step ended was evaluation.
 
-        It is a region of its own in the step that begins, with all that was loaded and computed in it.
+        It is a separate region in the step that begins, with all that was loaded and computed in it.
         """
         is_routine = self._times.is_routine(self.step)
         self._times.end_evaluation(self.step)

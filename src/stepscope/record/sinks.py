@@ -1,12 +1,12 @@
-"""Where scalars go: TensorBoard, W&B, MLflow, or a function. All get the same names and numbers.
+"""Sinks of scalars: TensorBoard, W&B, MLflow, or a function. All get the same names and numbers.
 
     "tensorboard:runs/a"    an event file in a folder, written without TensorBoard
     "wandb:project"         the run that is active, else a new one in the project
     "mlflow:experiment"     the run that is active, else a new one in the experiment
     anything callable       called with (step, {name: value})
 
-W&B and MLflow are imported when asked for, and what is missing is said in one sentence. Neither torch nor a table is
-needed here: the desk side sends a finished run's curves and its report by the same way.
+W&B and MLflow are imported on use, and a missing package is reported in one sentence. Neither torch nor a table is
+needed here: the analysis side sends a finished run's curves and its report in the same way.
 """
 
 import os
@@ -69,7 +69,7 @@ class TensorBoard:
         self._write(scalars_record(step, values, wall_s=time.time()))
 
     def artefact(self, path: str | Path) -> None:
-        """Copy the file beside the event file: TensorBoard has no artefacts."""
+        """Copy the file next to the event file: TensorBoard has no artefacts."""
         target = self._folder / Path(path).name
         if target.absolute() != Path(path).absolute():
             refuse_output(target)

@@ -1,10 +1,9 @@
-"""What a rank's steps took with and without the profiler, kept up to date line by line in bounded memory.
+"""Statistics of a rank's steps with and without the profiler, updated line by line in bounded memory.
 
-The unprofiled steps before the window are what a conclusion is drawn from: no profiler has run in the process yet.
-Those after it check them: where they differ by more than chance, the profiler left something behind, or the job
-changed. The profiled ones say what the profiler cost. Steps that cannot stand for the others are left out of the
-statistics (they stay in the log): the first ones of the job, and the first after the window, when ranks still wait for
-each other's export.
+Conclusions are drawn from the unprofiled steps before the window: no profiler has run in the process yet. Those after
+it check them: where they differ by more than chance, the profiler left something behind, or the job changed. The
+profiled ones give the profiler's overhead. Unrepresentative steps are left out of the statistics (they stay in the
+log): the first ones of the job, and the first after the window, when ranks still wait for each other's export.
 """
 
 from collections import deque

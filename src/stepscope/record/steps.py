@@ -76,7 +76,7 @@ class Regions:
         self._totals: dict[str, list[int]] = {}
 
     def begin(self, name: str, at_ns: int | None = None) -> None:
-        """Open a region on the calling thread; one told of later opened `at_ns`, and its range is there."""
+        """Open a region on the calling thread, now or at the earlier time `at_ns`."""
         thread = threading.get_ident()
         stack = self._stacks.get(thread)
         if stack is None:
@@ -184,9 +184,9 @@ class Regions:
 
 # NVTX's stack of ranges as torch has it, without the Python functions that torch puts around it.
 #
-# Eight ranges are pushed and popped in a step that is only timed: each such function is a call of Python in a step
-# where nothing of it is in the processor's caches. Where no tool listens they would be for nobody: NVTX says so in what
-# it returns, and asks for a tool only once in the life of a process.
+# Eight ranges are pushed and popped in a step that is only timed: each such function is a Python call in a step with
+# cold processor caches. Without a listening tool they are useless: NVTX's return value shows that, and NVTX checks for
+# a tool only once in the life of a process.
 
 
 def nvtx_functions() -> Any:
@@ -286,11 +286,11 @@ class StepTimes:
 # How long the device took for each step, by events on the training stream and without any synchronisation.
 #
 # At the end of a step an event is recorded on the current stream; a step's device time is the distance between two
-# such events. An event is asked whether it has passed and is never waited for, so a step's time is known a few steps
-# later. All calls stay on the training thread: querying an event from another one would break a CUDA graph capture.
+# such events. Events are queried and never waited for, so a step's time is known a few steps later. All calls stay on
+# the training thread: querying an event from another one would break a CUDA graph capture.
 #
-# An event costs 20 us where nothing of it is in the processor's caches, and half as much again when it is asked. So
-# steps that are only timed share one until 50 ms have passed, or eight of them: each has the mean of theirs.
+# An event costs 20 us with cold processor caches, and a query half as much again. So steps that are only timed share
+# one until 50 ms have passed, or eight of them: each has the mean of theirs.
 
 _MAX_PENDING = 64
 _SHARED_NS = 50_000_000
@@ -303,14 +303,14 @@ def device_timer(*, shared: bool = True) -> "DeviceTimer | None":
 
 
 class DeviceTimer:
-    """Events of the newest steps, and those kept for use again."""
+    """Events of the newest steps, and a pool of reusable ones."""
 
     def __init__(self, *, shared: bool = True) -> None:
         self._max_shared = _MAX_SHARED if shared else 1
         self._free: list[Any] = []
         self._last: Any = None
         self._stream_known_by: Any = None
-        self._stream: Any = None  # kept, because making the object takes longer than recording the event
+        self._stream: Any = None  # cached, because making the object takes longer than recording the event
         self._lines: list[dict[str, Any]] = []  # of steps since the last event
         self._next_ns = 0  # when the next event is due
         self._pending: deque[tuple[list[dict[str, Any]], Any, Any]] = deque()

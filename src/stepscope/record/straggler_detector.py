@@ -10,8 +10,8 @@
         for late in detector.stragglers():
             print(late.rank, late.late_ms)
 
-After a collective all ranks have the same step time, so own time is what tells. No collective is called: times go
-through the job's store, or through files in `folder`, on a thread of their own, once in ten steps.
+After a collective all ranks have the same step time, so lateness shows in own time only. No collective is called: times
+are exchanged through the job's store, or through files in `folder`, on a separate thread, once in ten steps.
 """
 
 import atexit
@@ -159,7 +159,7 @@ class StragglerDetector:
 
     @contextmanager
     def own_time(self) -> Iterator[None]:
-        """Time what this rank does by itself; several blocks in a step add up."""
+        """Time this rank's own work; several blocks in a step add up."""
         began_ns = time.perf_counter_ns()
         try:
             yield

@@ -1,11 +1,11 @@
 """What every Python thread was doing, at moments spread over the whole run: `rank00000.samples.jsonl`.
 
 A thread of ours wakes every 100 ms at first and every 500 ms in a long run, at random moments, so that it meets lines
-that run in some steps only. It notes the training thread's stack and those of all others. Three more readings say who
-waited for whom:
+that run in some steps only. It notes the training thread's stack and those of all others. Three more readings show
+which thread waited for which:
 
     gil_wait   how much later than planned our own thread ran, beyond its wait for a core: somebody held the GIL
-    cpu        CPU time of each thread so far: whoever held it ran
+    cpu        CPU time of each thread so far: the holder of the GIL ran
     on         whether the training thread's CPU time went on while ours had the GIL: it ran outside of Python
 
 It takes no sample while a profiler of the recorder is on. Early samples are handed over while the job runs.
@@ -90,7 +90,7 @@ class ThreadSamples:
         return {}
 
     def on_watch(self, watched: bool) -> None:
-        """A step begins, watched by a profiler of the recorder or not: told before each step where that may change."""
+        """Pause while a profiler of the recorder watches a step; called before each step where that may change."""
         pause = self._pause
         if watched and pause is None:
             pause = threading.Lock()
@@ -139,7 +139,7 @@ class ThreadSamples:
                 continue
             used_ns = time.thread_time_ns()
             seen = self._sample(now_ns, max(0, now_ns - planned_ns))
-            if seen is None:  # the training thread is gone
+            if seen is None:  # the training thread has ended
                 break
             delay_ns = training.delay_ns()
             if seen[1] > _LATE_NS:
@@ -224,7 +224,7 @@ class _StackNumbers:
     def __init__(self) -> None:
         self._places = Places()
         self._known: dict[tuple[int, ...], int] = {}
-        self._codes: dict[int, Any] = {}  # kept: their addresses stay theirs
+        self._codes: dict[int, Any] = {}  # referenced, so that their addresses are not reused
         self._numbers: dict[tuple[KeptFrame, ...], int] = {(): 0}
 
     def of(self, frame: FrameType | None) -> int:
@@ -276,7 +276,7 @@ class _StackNumbers:
 
 
 class KernelCounts:
-    """What the kernel counts for a thread; None where it does not, or the thread is gone."""
+    """What the kernel counts for a thread; None where it does not, or the thread has ended."""
 
     def __init__(self, native_id: int) -> None:
         self._folder = f"/proc/self/task/{native_id}"

@@ -69,7 +69,7 @@ class RankSteps:
 
 
 class RunFollower:
-    """A sampler of rank 0; `folder` and `batch` are asked for on its own thread."""
+    """A sampler of rank 0; `folder` and `batch` are called on its own thread."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class PerformanceTracker:
         self._last_s = self._clock()
 
     def end_step(self, batch_size: Any = None, **more: Any) -> dict[str, float]:
-        """End a step of so many samples, or of this batch, and return its scalars as `step` does.
+        """End a step of this number of samples, or of this batch, and return its scalars as `step` does.
 
         `step_time_ms` and `throughput` (samples per second of all ranks) are of this step, `memory_gb` is the peak
         allocated on the device, or on a host alone its memory.

@@ -23,8 +23,8 @@ from stepscope.record.hooks.patches import Patches, after_import
 
 # `DataLoader`, `DistributedDataParallel` and optimizers, made with other arguments than the script gives them.
 #
-# Only what the script left as it was is set in an optimizer; a loader over an iterable dataset keeps its workers, since
-# each would yield the whole of it. Every loader is noted: what it was asked for says what can be tried.
+# An optimizer's argument is set only where the script uses the default; a loader over an iterable dataset retains its
+# number of workers, since each would yield the whole of it. Every loader's arguments are noted: they limit the trials.
 
 
 def _change_arguments(patches: Patches, kind: type, change: Callable[[dict[str, Any]], None]) -> None:
@@ -77,7 +77,7 @@ class Settings:
     def __init__(self, wanted: Mapping[str, Any]) -> None:
         self.took: list[str] = []
         self.wanted = dict(wanted)
-        self.loaders: list[dict[str, Any]] = []  # every `DataLoader` as the script asked for it
+        self.loaders: list[dict[str, Any]] = []  # arguments of every `DataLoader` of the script
 
     def apply(self, patches: Patches) -> None:
         """Set all of it; what this torch does not know is said, and is then missing in `took`."""
@@ -96,7 +96,7 @@ class Settings:
                 self._try(name, act)
 
     def compile(self, model: Any) -> None:
-        """Compile the model in place, where that is asked for."""
+        """Compile the model in place, if requested."""
         if self.wanted.get(COMPILE) and isinstance(model, torch.nn.Module):
             self._try(COMPILE, model.compile)
 
@@ -134,7 +134,7 @@ class Settings:
     def _try(self, name: str, act: Any) -> None:
         try:
             act()
-        except Exception as e:  # noqa: BLE001 - a trial that cannot be made is told, not raised into training
+        except Exception as e:  # noqa: BLE001 - a trial that cannot be made is reported, not raised into training
             say(f"{name} could not be set: {explain(e)}")
         else:
             self._take(name)
@@ -153,10 +153,10 @@ def _benchmark() -> None:
     torch.backends.cudnn.benchmark = True
 
 
-# What a trial computed: the loss of every backward, and sums over the parameters at its end.
+# Results of a trial: the loss of every backward, and sums over the parameters at its end.
 #
-# A loss is kept as a copy on its device and read when the trial is over: reading it at once would wait for the device,
-# and so change what is measured. Only roots of one element count; a pipeline's inner stages have none.
+# A loss is copied on its device and read when the trial is over: reading it at once would wait for the device, and so
+# change what is measured. Only roots of one element count; a pipeline's inner stages have none.
 
 
 class TrialResults:

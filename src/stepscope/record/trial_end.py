@@ -19,7 +19,7 @@ from stepscope.record.rank import has_other_ranks, initialized_distributed
 
 
 def end_trial(recorder: Any) -> NoReturn:
-    """End this process once its results are written, the other ranks have come as far, and its children are gone."""
+    """End this process once its results are written, the other ranks have come as far, and its children have exited."""
     with contextlib.suppress(Exception):
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -47,7 +47,7 @@ def _wait_for_other_ranks() -> None:
         return
     deadline = time.monotonic() + 30.0
     there = channel.count("trial_end")
-    with contextlib.suppress(RuntimeError):  # whoever holds the store has left: all had come
+    with contextlib.suppress(RuntimeError):  # the process with the store has exited: all had arrived
         while there < initialized_distributed().get_world_size() and time.monotonic() < deadline:
             time.sleep(0.02)
             there = channel.count("trial_end", 0)

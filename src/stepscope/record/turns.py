@@ -30,7 +30,7 @@ _ARRIVAL_S = 60.0
 
 
 def steps_of_turn(address: str, **report: Any) -> int:
-    """Wait for this job's turn and return its number of steps; 0 if the controller ended the trial or is gone."""
+    """Wait for this job's turn and return its number of steps; 0 if the controller ended the trial or has exited."""
     try:
         with socket.socket(socket.AF_UNIX) as waiting, waiting.makefile("rb") as answer:
             waiting.connect(address)

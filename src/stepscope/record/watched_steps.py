@@ -1,9 +1,9 @@
-"""Which steps does a profiler watch, and what becomes of what it saw? The windows and the steps after them, one by one.
+"""The steps that a profiler watches, and their results: the windows and the steps after them, one by one.
 
-    before(step)    brings the profilers to where the coming step wants them; windows that were asked for included
+    before(step)    starts or stops the profilers as the coming step needs; includes requested windows
     busy_step       the next step before which there is something to do: until then the training thread does nothing
 
-What a window recorded goes to the helper as soon as it is closed.
+A window's recording is sent to the helper as soon as it is closed.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ class WatchedSteps:
         self._watchdog = Watchdog(on_tick)
         self._longest_ns: int | None = None  # of the steps before the first window
         self._first_bytes: int | None = None  # of memory after the first steps, which are slow and do not count
-        self._asked: tuple[WindowPlan, ...] = ()  # windows that were asked for while the job runs
-        self._planning = threading.Lock()  # between the thread that hears of them and the training thread
+        self._asked: tuple[WindowPlan, ...] = ()  # windows requested while the job runs
+        self._planning = threading.Lock()  # between the thread that receives them and the training thread
         self._step = 0
         self.is_open = False
 
@@ -153,7 +153,7 @@ class WatchedSteps:
             self._after.look_at_budget()
 
     def finish(self) -> None:
-        """End what runs because training is over; complete steps of a window are kept."""
+        """End what runs because training is over; complete steps of a window are exported."""
         self._watchdog.stop()
         self._after.abandon()  # of a step that did not end
         self._window.finish()

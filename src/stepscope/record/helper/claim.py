@@ -1,7 +1,7 @@
-"""Which folder belongs to this run: the one asked for, or a sibling (`run-2`, `run-3`) where that holds a run.
+"""Which folder belongs to this run: the requested one, or a sibling (`run-2`, `run-3`) where that holds a run.
 
-Every run has an id of its own, so an elastic restart and a second job with the same `--out` are other runs. The
-folder is claimed by one file that holds the id and is created whole or not at all; whoever knows the id finds it.
+Every run has a unique id, so an elastic restart and a second job with the same `--out` are other runs. The folder is
+claimed by one file that holds the id and is created atomically; any process with the id finds it.
 """
 
 import contextlib

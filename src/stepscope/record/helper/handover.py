@@ -32,8 +32,8 @@ from stepscope.version import __version__
 
 # Which commit does the training script run at? Read from the repository's own files: no process is started in the job.
 #
-# What the CI system says comes first; else `.git` of the folder the script lies in, or of one around it. Changes that
-# were not committed are not looked for: that would take a walk through all files.
+# The CI system's variables come first; else `.git` of the script's folder, or of one around it. Uncommitted changes are
+# not detected: that would take a walk through all files.
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")
 
@@ -192,9 +192,9 @@ def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> di
 
 
 def facts_of_training(noted: Mapping[str, Any], *, world_size: int) -> dict[str, Any]:
-    """Return what the objects that were noted tell: model, optimizer, DDP, groups, tokens; only what is known.
+    """Return the known facts about the noted objects: model, optimizer, DDP, groups, tokens.
 
-    What was known earlier stays: at the end of a job its process groups are often gone already.
+    Earlier facts stay: at the end of a job its process groups are often destroyed already.
     """
     model, optimizer = noted.get("model"), noted.get("optimizer")
     wrapped = [m for m in (model, getattr(model, "_orig_mod", None)) if isinstance(m, DistributedDataParallel)]
@@ -299,7 +299,7 @@ def hand_over_window(run: OpenRun, outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def hand_over_collectives(run: OpenRun, window: int) -> str | None:
-    """Send the flight recorder's dump after a window, to lie beside its trace.
+    """Send the flight recorder's dump after a window, to be stored next to its trace.
 
     Return why that was not possible, None where it was or there is none.
     """
@@ -329,7 +329,7 @@ def hand_over_files(run: OpenRun, write: Callable[[Path, int], None]) -> str | N
 
 
 class JobFacts:
-    """What a rank knows of its job beside the steps: noted facts, its windows, and why something is missing."""
+    """Facts about a rank's job other than its steps: noted facts, its windows, and why something is missing."""
 
     def __init__(self) -> None:
         self.windows: list[dict[str, Any]] = []
@@ -343,7 +343,7 @@ class JobFacts:
             self._noted[name] = weakref.ref(value) if is_object else value
 
     def noted(self, name: str) -> Any:
-        """Return a noted fact, None where there is none or its object is gone."""
+        """Return a noted fact, None where there is none or its object was deleted."""
         value = self._noted.get(name)
         return value() if isinstance(value, weakref.ref) else value
 

@@ -161,7 +161,7 @@ class Outbox:
                     self.failing = reply["storage"]
                 else:
                     on_reply(reply)
-        self._own_files_done.set()  # the helper is gone
+        self._own_files_done.set()  # the helper has exited
         code = self._exit_code()
         if code:
             on_reply({"error": f"the process that writes the run ended with code {code} ({sys.executable})"})
@@ -190,7 +190,7 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
         [sys.executable, "-I", "-S", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # An orphan that holds the job's stderr would keep whoever reads it waiting.
+        # An orphan that holds the job's stderr would block its reader.
         stderr=subprocess.DEVNULL,
         bufsize=0,
         env={
@@ -201,7 +201,7 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
     )
 
 
-# One folder for all ranks, agreed in the background: rank 0 chooses it, the others are told over the side channel.
+# One folder for all ranks, agreed in the background: rank 0 chooses it, the others receive it over the side channel.
 #
 # rank 0   helper claims a folder --> "folder" in the store
 # others   wait for "folder"; without a store, claim it by an id that all ranks of the job can work out alone

@@ -1,12 +1,12 @@
-"""A local folder of ours for files on their way: made, held while its owners live, removed by them or by a later run.
+"""A local folder of ours for temporary files, held while its owners live, removed by them or by a later run.
 
-The temporary folder is shared with other people and, where containers share it, with other containers, whose process
-numbers mean nothing here. So neither a name nor a number says that a folder may go. What says so:
+The temporary folder is shared with other users and, where containers share it, with other containers, whose process
+numbers mean nothing here. So neither a name nor a number shows that a folder may be removed. This does:
 
     stepscope-XXXXXXXX/             made by `mkdtemp`, owned by this user
         .stepscope-scratch          our marker, owned by this user, on which every living owner holds a shared lock
 
-Whoever gets the exclusive lock knows that no owner lives, on this machine or another. Where locks are not to be had
+A process that gets the exclusive lock knows that no owner lives, on this machine or another. Without file locks
 nothing is swept.
 """
 

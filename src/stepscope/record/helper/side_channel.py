@@ -32,7 +32,7 @@ class ChannelClosed(Exception):
 
 
 class SideChannel:
-    """Keys of ours in the job's store, kept apart by restart."""
+    """Our keys in the job's store, separate for each restart."""
 
     def __init__(self, store: Store, *, attempt: str = "0") -> None:
         self._store = store
@@ -98,12 +98,12 @@ def _own_client(dist: Any) -> Any:
     return None
 
 
-# How far this host's clock is from rank 0's: a few questions and answers over the side channel.
+# Offset of this host's clock from rank 0's: a few requests and replies over the side channel.
 #
-#     t1 here --ask--> t0 there --answer--> t4 here        offset = t0 - (t1 + t4) / 2, within (t4 - t1) / 2
+#     t1 here --request--> t0 there --reply--> t4 here     offset = t0 - (t1 + t4) / 2, within (t4 - t1) / 2
 #
-# Of several rounds the shortest one counts. Only the first rank of every other host asks; ranks of one host share its
-# clock, which the boot id shows. Asked before and after the window, so that drift is bounded too.
+# Of several rounds the shortest one counts. Only the first rank of every other host sends requests; ranks of one host
+# share its clock, which the boot id shows. Repeated after the window, so that drift is bounded too.
 
 _FIRST_S = 10.0
 _ROUNDS = 8
@@ -150,9 +150,9 @@ def serve(
     clock: Callable[[], int] = time.time_ns,
     wait_for_more: Callable[[], bool] = bool,
 ) -> int:
-    """Answer every registered asker in turn, giving up on those that stay silent; return how many asked.
+    """Answer every registered client in turn, giving up on silent ones; return the number of clients.
 
-    Others may register later, in short jobs after the first window began: `wait_for_more()` says whether to look again.
+    Others may register later, in short jobs after the first window began: `wait_for_more()` returns whether to repeat.
     """
     served = 0
     while True:

@@ -38,7 +38,7 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage is a mean over a second since Ampere
 _ERRORS = {2: "invalid argument", 3: "not supported by this device", 4: "no permission", 9: "driver not loaded"}
 
-# Why the clocks are below what was asked for: nvmlClocksEventReason* in nvml.h. Idle and settings by the user are
+# Why the clocks are below the requested ones: nvmlClocksEventReason* in nvml.h. Idle and settings by the user are
 # reasons of the same field but no loss.
 _THROTTLE_REASONS = {
     0x1: "idle",
@@ -269,7 +269,7 @@ _STATE_S = 1.0
 
 
 class _Rows:
-    """Rows by time: the first are all kept, of later ones ever fewer."""
+    """Rows by time: the first are all stored, later ones at growing intervals."""
 
     def __init__(self, dense: int) -> None:
         self.rows: list[dict[str, Any]] = []

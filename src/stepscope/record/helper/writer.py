@@ -1,9 +1,9 @@
 """The helper process: lines and messages come in on a pipe, the run folder comes out.
 
-It needs the standard library only and never talks to torch. One runs beside every rank, at low priority. When its
-pipe ends without a `close` the training process was killed: it then finishes the folder with what it has, so that
-even a run that died has a step log, its traces and a `run.json`. Where storage fails (a full disk) it goes on: what
-was not written is tried again, and what never was is counted and told in `run.json`.
+It needs the standard library only and never talks to torch. One runs for every rank, at low priority. When its pipe
+ends without a `close` the training process was killed: it then finishes the folder with what it has, so that even a run
+that died has a step log, its traces and a `run.json`. Where storage fails (a full disk) it goes on: failed writes are
+retried, and those that never succeed are counted in `run.json`.
 
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
@@ -14,12 +14,12 @@ Messages, one JSON object per line after the letter `m` (lines after `s` go to t
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
     {"do": "facts", ...}                               what run.json shall know of this rank
     {"do": "checkpoint", "entry"}                      a checkpoint begins or ends: [what, begin, end or null, path]
-    {"do": "where", "frames", "region", "collective"}  where the training thread is; asked for
+    {"do": "where", "frames", "region", "collective"}  where the training thread is; sent on request
     {"do": "close"}                                    training is over
 
-It says {"storage": reason} where a write fails that the training process waits for.
+It sends {"storage": reason} where a write fails that the training process waits for.
 
-Beside its writing it looks for windows that are asked for, and for a rank that takes no steps (`live`).
+It also checks for requested windows, and for a rank that takes no steps (`live`).
 """
 
 import contextlib
@@ -337,7 +337,7 @@ class Retries:
         self._on_failure = on_failure
 
     def end_within(self, seconds: float) -> None:
-        """Training is over: from now on everything together has so many seconds."""
+        """Limit all remaining work to `seconds`: training is over."""
         self._ends_at = time.monotonic() + seconds
         self._ending.set()
 
@@ -435,14 +435,14 @@ class Writer:
         self.packer.start()
 
     def read_to_the_end(self, pipe: int) -> None:
-        """Take in lines until the pipe ends or the training process is gone."""
+        """Take in lines until the pipe ends or the training process has exited."""
         rest = b""
         hang_up = select.poll()
         hang_up.register(pipe, 0)  # wakes where the training process ends, not for lines
         while True:
             self._watch(self.live.look)
             if not select.select([pipe], [], [], min(2.0, self.live.look_s))[0]:
-                if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
+                if os.getppid() != self.parent:  # it was killed, and one of its children still holds the pipe
                     return
                 self._flush_log()
                 continue
@@ -485,7 +485,7 @@ class Writer:
             self.retries.until_done(self._write_telemetry)
         except OSError:
             self.retries.lost_files.append(rank_file(self.rank, TELEMETRY))
-        with contextlib.suppress(OSError):  # nobody is left to hear of it; run.json then lacks this rank
+        with contextlib.suppress(OSError):  # no process is left to report to; run.json then lacks this rank
             self.retries.until_done(partial(self._write_facts, over=True))
         _reply({"own_files": "done"})
         if self.rank == 0:
@@ -494,7 +494,7 @@ class Writer:
             self.retries.until_done(partial(self._write_run_json, found, over=True))
 
     def _note_failure(self, error: OSError) -> None:
-        if error.errno != errno.ENOENT:  # else a file of the training process may be missing, which `files` tells
+        if error.errno != errno.ENOENT:  # else a file of the training process may be missing: reported by `files`
             _leave_word(f"{ERRNO}{error.errno}")
         if self.ending or self.folder is None:
             _reply({"storage": error.strerror})

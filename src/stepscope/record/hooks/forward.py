@@ -20,10 +20,10 @@ from stepscope.record.loop.routine import FORWARD_ENDS, OPTIMIZER
 
 # The call of a module that the training loop makes, with our begin and end around it. The module keeps no trace of it.
 #
-# `nn.Module.__call__` goes by way of `_compiled_call_impl` where a module has one, and pickling and copying leave that
+# `nn.Module.__call__` calls `_compiled_call_impl` where a module has one, and pickling and copying leave that
 # attribute out. So nothing of ours is in a checkpoint or a copy, no hook's number is used up, and a module that needs
-# no timing is as fast as ever once the attribute is gone. Classes with a `__getstate__` of their own are taken care of
-# by `leave_out_of_state`; where an object of this kind is copied all the same, it becomes None.
+# no timing is at full speed once the attribute is removed. `leave_out_of_state` handles classes with a custom
+# `__getstate__`; where an object of this kind is copied all the same, it becomes None.
 #
 # Traced by torch.compile, `is_compiling()` is true and nothing is left of it in the graph: no break.
 
@@ -66,7 +66,7 @@ class TimedCall:
 
 
 def leave_out_of_state(kind: Any) -> bool:
-    """Make pickles and copies free of us whose class has a `__getstate__` of its own; return whether that is new."""
+    """Keep our attribute out of the state of a class with a custom `__getstate__`; return whether that is new."""
     original = kind.__getstate__
     if hasattr(original, "stepscope_original"):
         return False
@@ -94,7 +94,7 @@ class Root:
         self._module = weakref.ref(module)
         self._counts = any(True for _ in module.parameters())
         self._was_called_with_grad = False
-        self._rests = 0  # inside rows, without a call that was timed by itself or began a row
+        self._rests = 0  # inside rows, without a call that was timed separately or began a row
         self.hook()
 
     def hook(self) -> None:

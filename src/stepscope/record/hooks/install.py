@@ -339,7 +339,7 @@ class Recurring:
         self._loop.interruptions.ends(regions.COMPILATION)
 
 
-# Checkpoints: what writes models to storage, so that the time it takes has a region of its own, and what reads them.
+# Checkpoints: functions that write models to storage, timed as a separate region, and those that read them.
 #
 # torch.save, torch.load                                    and whatever ends in them
 # torch.distributed.checkpoint.save, async_save, load       the part on the training thread
@@ -388,7 +388,7 @@ def _checkpointing(loop: Loop, name: str, original: Any) -> Any:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What was put in; kept so that it can be taken out."""
+    """The installed hooks, with what is needed to remove them."""
 
     loop: Loop
     patches: Patches

@@ -1,4 +1,4 @@
-"""Our replacements of torch's functions: put in once, kept out of torch.compile's sight, taken out again.
+"""Our replacements of torch's functions: installed once, hidden from torch.compile, removable.
 
 A replacement must never be traced into a user's graph. Once torch.compile is used (see `compiler`) every replacement
 is wrapped by `torch._dynamo.disable`, which runs it as plain Python.

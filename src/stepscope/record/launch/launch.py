@@ -47,7 +47,7 @@ class RecordedRun:
     described: bool  # there is a run.json, written after the last step
     traces: int
     window: str | None  # the profiled steps of the run, e.g. "10-14" or "10-14, 16-19"
-    shortened: str | None  # why they are not those that were asked for
+    shortened: str | None  # why they are not the requested ones
     trouble: str | None  # why there is no trace
     not_written: str | None  # how often writing failed and what it cost
     unit: str | None = None  # what one step is
@@ -244,12 +244,12 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# Pass a signal on to the job if, and only if, it did not reach the job by itself.
+# Pass a signal on to the job only if it did not reach the job directly.
 #
-# Ctrl-C, `timeout` and a batch system's end of time signal every process of a group at once; `kill PID` and a
-# container's stop signal one. A job that gets a signal twice (once from them, once from us) may give up its orderly
-# end, and one that never gets it runs on. So a canary, a process that only waits, sits beside the job: what it gets
-# too was meant for all.
+# Ctrl-C, `timeout` and a batch system's time limit signal every process of a group at once; `kill PID` and a
+# container's stop signal one. A job that gets a signal twice (once from them, once from us) may abort its orderly
+# shutdown, and one that never gets it runs on. So a canary, a process that only waits, runs next to the job: a signal
+# that it gets too was sent to the group.
 
 _PASSED = tuple(
     getattr(signal, name)

@@ -1,9 +1,9 @@
 """Ranks run under Nsight Systems (`nsys`) or Nsight Compute (`ncu`): one output per rank, of our window alone.
 
-A rank's Python, at its very start, replaces itself by the tool with the same command under it, so any launcher will
-do: torchrun, srun and mpirun say by variables which rank a process is. A job of one process is put under the tool
-where it is started. The window opens and closes the tool's range through CUDA's profiler interface (`cuda_range`).
-When the job is over each output is exported beside itself by the same tool, so that a machine without it can read it.
+A rank's Python, at its very start, replaces itself by the tool with the same command under it, so any launcher works:
+torchrun, srun and mpirun set the rank of a process in variables. A job of one process is started under the tool. The
+window opens and closes the tool's range through CUDA's profiler interface (`cuda_range`). When the job is over the same
+tool exports each output next to itself, so that a machine without the tool can read it.
 
 Standard library only: it runs before torch is imported.
 """
@@ -61,7 +61,7 @@ def start_under_tool(config: RecordConfig | None, environ: Mapping[str, str]) ->
 
 
 def is_one_process(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether the command trains in its own process, as far as can be told: it starts no ranks and is none."""
+    """Return whether the command trains in its own process, as far as visible: it starts no ranks and is none."""
     starts_ranks = any(Path(word).name in _STARTS_RANKS for word in command)
     return not starts_ranks and place_by_variables(environ) is None
 

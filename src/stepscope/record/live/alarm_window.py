@@ -1,10 +1,10 @@
-"""Does the job pull a profile window by itself now? Rank 0's helper reads all step logs and judges them (`on_alarm`).
+"""Does the job trigger a profile window now? Rank 0's helper reads all step logs and judges them (`on_alarm`).
 
     step logs of all ranks  --every few seconds-->  alarms (`contract.alarms`)  --one rises-->  a request for a window
 
-From the request on it is a window that was asked for, like any other: all ranks agree on its steps by files, and no
-collective is called. Between two pulls lies a pause, a job has a few of them at most, and an alarm that stays up pulls
-once. One that rises in the pause waits for its end, and is dropped where it falls before.
+The rest is the same as for any requested window: all ranks agree on its steps by files, and no collective is called.
+Triggers are separated by a pause and limited to a few per job, and an alarm that stays up triggers once. One that rises
+in the pause waits for its end, and is dropped if it falls before.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The metrics of one rank on their way to others: an endpoint to scrape, a collector to push to, as the settings ask.
+"""Export of one rank's metrics, by the settings: an endpoint to scrape, a collector to push to.
 
-What the two need is imported only where one of them is asked for: the helper stays small.
+Each is imported only where it is enabled: the helper stays small.
 """
 
 import contextlib
@@ -263,7 +263,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 class Export:
-    """Takes lines in and tells them on; `run` is the name of the run's folder, once it has one."""
+    """Exports the lines it is given; `run` is the name of the run's folder, once it has one."""
 
     def __init__(
         self, settings: Mapping[str, Any], *, rank: int, world_size: int, stall_s: Callable[[], float]
@@ -488,8 +488,8 @@ def _number(value: float | int) -> str:
 
 # The endpoint that Prometheus scrapes, in the helper process of each rank: GET /metrics and nothing else.
 #
-# It is bound to the loopback address unless another is given. Requests are answered on threads of their own, a few at a
-# time and each within seconds: a scraper that hangs keeps a thread of the helper, and nobody waits for it.
+# It is bound to the loopback address unless another is given. Requests are answered on separate threads, a few at a
+# time and each within seconds: a scraper that hangs blocks one thread of the helper and nothing else.
 
 _LOCAL_NAMES = {"localhost", LOOPBACK, "::1"}
 _MAX_AT_ONCE = 8

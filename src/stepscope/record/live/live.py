@@ -1,8 +1,8 @@
-"""What the helper process of one rank does while the job runs, beside writing: it answers, and it watches.
+"""Work of one rank's helper process while the job runs, in addition to writing: it answers requests and monitors.
 
-All of it is in the helper, a few times a second, on files that are small; where one of them cannot be read or written
-the rest goes on. The training process hears of two things only, on a thread of its own: a window that all ranks will
-profile, and the question where its training thread is.
+All of it runs in the helper, a few times a second, on small files; where one of them cannot be read or written the rest
+goes on. The training process receives two messages only, on a separate thread: a window that all ranks will profile,
+and the request for its training thread's stack.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from stepscope.record.helper.claim import create_whole
 from stepscope.record.step_statistics import median
 from stepscope.record.window.trace_file import place_whole
 
-# A profile window that somebody asks for while the job runs: which steps, or why not. One rank decides for all.
+# A profile window requested while the job runs: which steps, or why not. One rank decides for all.
 #
-#     every rank   a request is there  ->  its newest step and what a step takes, in its own file
-#     rank 0       all have answered   ->  a plan: steps that no rank will have reached when it hears of them
-#     every rank   the plan is there   ->  told to the training process
+#     every rank   a request exists    ->  its newest step and its step time, in its own file
+#     rank 0       all have answered   ->  a plan: steps that no rank will have reached when it receives the plan
+#     every rank   the plan exists     ->  sent to the training process
 #
-# Nothing here waits: each helper looks when it wakes. Ranks answer at different moments, so a rank may be further than
-# it said: the plan leaves room for that, and a rank that hears of it too late records what is left.
+# Nothing here waits: each helper checks when it wakes. Ranks answer at different moments, so a rank may be further than
+# its answer: the plan leaves a margin for that, and a rank that receives it too late records what is left.
 
 WARMUP_STEPS = 2
 # for which the ranks' answers are waited for, on top of a few looks
@@ -58,7 +58,7 @@ class Rules(NamedTuple):
     number: int
     #: how often helpers look
     look_s: float
-    #: since the last window that was asked for was over; None where there was none
+    #: since the end of the last requested window; None where there was none
     since_last_s: float | None
     pause_s: float
     why_never: str | None = None
@@ -131,12 +131,12 @@ def _waits_in(path: Path) -> str:
     return found[:60] if found not in ("", "0") else ""
 
 
-# Whether a rank has taken no step for longer than its steps take, and when to ask where it is.
+# Whether a rank has taken no step for longer than its steps take, and when to request its stack.
 #
-# A helper hears of steps a few times a second, or once per step where they are longer. A gap of more than twice the
-# longest of the last ones, and of a second at least, is worth a question: the answer is there within three step times.
-# It is asked again after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack says
-# which.
+# A helper receives steps a few times a second, or once per step where they are longer. After a gap of more than twice
+# the longest of the last ones, and at least a second, it requests the stack: the answer is there within three step
+# times. It repeats that after twice the time, and so on. An evaluation or a checkpoint is such a gap too: its stack
+# shows which.
 
 
 class StallWatch:
@@ -144,7 +144,7 @@ class StallWatch:
 
     def __init__(self) -> None:
         self.step: int | None = None
-        self.asked_s: float | None = None  # when it was asked last where the rank is
+        self.asked_s: float | None = None  # when the rank's stack was requested last
         self._last_s: float | None = None
         self._gaps: deque[float] = deque(maxlen=32)
         self._ask_at_s: float | None = None
@@ -259,7 +259,7 @@ class Live:
                 self._say()
 
     def ends(self, *, closed: bool) -> None:
-        """Tidy up after a job that ended by itself; what a killed one said last stays."""
+        """Clean up after a job that ended normally; the last state of a killed one stays."""
         if self._export is not None:
             self._export.end()
         folder = self._folder

@@ -32,7 +32,7 @@ class CallSearch:
         self._calls_to_lose, self._periods_left = _MAX_CALLS, _MAX_PERIODS
 
     def resume(self) -> None:
-        """Watch calls from now on, if still wanted and nobody else does."""
+        """Watch calls from now on, if still wanted and no other profiler does."""
         if self.wanted and self._periods_left > 0 and self._calls_to_lose > 0 and sys.getprofile() is None:
             self._calls_left = self._at_once
             self._periods_left -= 1

@@ -33,7 +33,7 @@ class JobNotes:
         self._parameters = 0
 
     def loaded(self, batch: Any, workers: int | None = None) -> None:
-        """Count one batch that the training loop received from a loader with so many workers."""
+        """Count one batch that the training loop received from a loader with `workers` workers."""
         found = contents_of(batch)
         self._workers = workers
         self._samples += found.samples or 0

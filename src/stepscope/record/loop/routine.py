@@ -123,7 +123,7 @@ class Pattern:
         return found
 
     def steps(self, times: Sequence[int], interruptions: Sequence[Interruption]) -> list[RegionTimes]:
-        """Return the regions of the steps at `times`; each kind of interruption is a region of its own."""
+        """Return the regions of the steps at `times`; each kind of interruption is a separate region."""
         count, lost = len(self.tokens), dict[int, int]()
         placed = [(min(max(bisect_right(times, i.begin_ns) - 1, 0), len(times) - 2), i) for i in interruptions]
         for at, by in placed:
@@ -178,7 +178,7 @@ class Routine:
     def begin(
         self, pattern: Pattern, *, steps: int, mark: Callable[[], Any], nvtx: Any = None, waits: bool = False
     ) -> None:
-        """Begin with the first event of a step, which happens now, for so many steps at most.
+        """Begin with the first event of a step, which happens now, for at most `steps` steps.
 
         `waits`: this thread waits for other ranks, and a step is to be followed at the end of every period.
         """

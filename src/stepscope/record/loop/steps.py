@@ -1,23 +1,23 @@
-"""Where one training step ends and the next begins, from what the loop is seen to do.
+"""Where one training step ends and the next begins, from the observed calls of the loop.
 
     A step is over when its optimizer (all of them, where there are several) has stepped and the loop turns to new
-    work: it asks for a batch, or runs a forward, a backward or a pipeline schedule.
+    work: it requests a batch, or runs a forward, a backward or a pipeline schedule.
 
 So everything up to the next batch (scheduler, logging, checkpoint) belongs to the step that just ran, gradient
 accumulation is one step, and the boundary is known in the moment it happens. Three cases need more:
 
 - *Several optimizers* with forwards in between (a GAN) are one step: the loop's turn to new work counts only once
-  all of them have stepped. Which ones belong together is learned when one of them comes round again; the first time
-  the boundary is found late, but its time is kept.
-- *Evaluation* is no step: a batch that met only forwards without gradients before the next batch was asked for is
-  taken out, so the coming step begins after it. So are batches that met nothing before their loader ran out.
+  all of them have stepped. Which ones belong together is learned when one of them steps again; the first time the
+  boundary is found late, but its time is recorded.
+- *Evaluation* is no step: a batch with only forwards without gradients before the next batch is removed, so the coming
+  step begins after it. So are batches without any call before their loader ran out.
 - *An update that no hook sees* (written by hand): a parameter that changed after a backward. Backwards at different
   places in the code are different roles, as several optimizers are. Where nothing changes, a backward is a step.
 
 Optimizers that step at unequal rates (five critics to a generator, delayed policies) have no such common step. Once
-one comes round again before the others of its step did, a step is one of the optimizer around whose inner loop the
-others step; where there is none, a batch of the loader or, without one, a step of the first optimizer. `describe()`
-says which unit it is, and `--step-of` (see `step_unit`) chooses another.
+one steps again before the others of its step did, a step is one of the optimizer around whose inner loop the others
+step; where there is none, a batch of the loader or, without one, a step of the first optimizer. `describe()` returns
+the unit, and `--step-of` (see `step_unit`) chooses another.
 """
 
 from collections import Counter
@@ -32,11 +32,11 @@ from stepscope.record.loop.places import Role, is_in_inner_loop
 if TYPE_CHECKING:
     from stepscope.record.loop.updates import ParameterWatch
 
-# What one step is, where that is a matter of choice: `--step-of loader`, `--step-of 4`, `--step-of Adam#1`.
+# Unit of a step, chosen by the user: `--step-of loader`, `--step-of 4`, `--step-of Adam#1`.
 #
 # auto          all optimizers have stepped; see `steps`
-# loader        a batch is asked for and something was trained since the last step
-# 4             four optimizer steps, by whichever
+# loader        a batch is requested and something was trained since the last step
+# 4             four optimizer steps, of any optimizer
 # Adam, Adam#1  a step of the first (second) Adam that steps
 
 AUTO, LOADER, OPTIMIZER, COUNT = "auto", "loader", "optimizer", "count"
@@ -122,7 +122,7 @@ class StepFinder:
         self._batches = 0
 
     def load_begins(self) -> None:
-        """A batch is asked for."""
+        """Note that the loop requests a batch."""
         ended = self.work_begins(is_load=True)
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
@@ -234,7 +234,7 @@ class StepFinder:
             self._leave_out()
         elif self._find_update_by_hand():
             self._end(None)
-        elif self._maybe_by_hand():  # its update is not to be seen, as where the model is gone by now
+        elif self._maybe_by_hand():  # its update is not visible, e.g. because the model was deleted
             self._end(None if self._stepped else self._maybe_ns)
         elif self._stepped:
             self._end(self._maybe_ns if self._maybe_ns is not None else self._stepped_ns)

@@ -53,7 +53,7 @@ class Optimizers:
         return role
 
     def expected(self) -> frozenset[Hashable]:
-        """Return the roles of those that exist and step on their own; one that never stepped stands for itself."""
+        """Return the roles of those that exist and step on their own; one that never stepped is its own role."""
         trained: dict[int, Hashable] = {role.trains: role for role in self._known}
         own = [o for o in self._alive if o not in self._inner]
         return frozenset(self._roles.get(o) or trained.get(_first_parameter(o), id(o)) for o in own)

@@ -1,7 +1,7 @@
 """torch's tree of profiler events -> operators and Python calls, each with the stack of lines that led to it.
 
 A call event has the line that its caller was executing; that of an operator is the line of the call right above it.
-Operator syntax raises no call event: such an operator lies between the calls before and after it in the same function.
+Operator syntax raises no call event: such an operator is between the calls before and after it in the same function.
 
 The tree's parents are not always right: where a generator is closed early its return is never seen, and frames that
 have returned stay open. So a call's real caller is the nearest open frame with the file and function that it names.
@@ -22,14 +22,13 @@ import torch
 
 from stepscope.contract.run_folder import HOOK
 
-# Where a function lies: torch shortens file names by the folders of `sys.path`; here they get their paths back.
+# File of a function: torch shortens file names by the folders of `sys.path`; here they get their paths back.
 #
 #     "train.py"                     /home/u/project/train.py              the user's
 #     "torch/nn/modules/linear.py"   .../site-packages/torch/nn/...        a library's
 #     "<ipython-input-3-a1b2>"       as it is                              the user's
 #
-# A name that fits several files is that of the module that was imported; where several were, it is ambiguous, and
-# said.
+# A name that fits several files is that of the imported module; where several were imported, it is marked ambiguous.
 
 USER, LIBRARY, OURS, PLUMBING = "user", "library", "ours", "plumbing"
 # Between a line and what it calls: a frame of theirs says nothing of the work.
@@ -107,14 +106,13 @@ class Places:
         return USER
 
 
-# Stacks of the user's frames, each kept once: a call adds a frame to the stack that it was made from.
+# Distinct stacks of the user's frames: a call adds a frame to the stack that it was made from.
 #
-#     calls     train.py:40 step -> torch/nn/modules/module.py:1778 -> ... -> model.py:12 forward -> functional.py:88
-#     gelu
-#     kept      train.py:40 step, model.py:12 forward, functional.py:88 gelu
+#     calls     train.py:40 step -> torch/nn/.../module.py:1778 -> ... -> model.py:12 forward -> functional.py:88 gelu
+#     stack     train.py:40 step, model.py:12 forward, functional.py:88 gelu
 #
-# Of libraries only the first frame below the user's innermost one is kept; a module's call and decorators
-# say nothing of the work and are passed over.
+# Of libraries only the first frame below the user's innermost one is included; a module's call and decorators are
+# skipped.
 
 EMPTY = 0
 
@@ -141,7 +139,7 @@ class Stacks:
         self._pushed: dict[tuple[int, str, str, int, int], int] = {}
 
     def push(self, stack: int, file: str, function: str, line: int, line_to: int) -> int:
-        """Return the stack that has one frame more, or the same one where that frame is not kept."""
+        """Return the stack that has one frame more, or the same one where that frame is skipped."""
         key = (stack, file, function, line, line_to)
         found = self._pushed.get(key)
         if found is None:
@@ -202,7 +200,7 @@ def project_root(paths: list[str], main: str) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """Return a path relative to the root where it lies below it."""
+    """Return a path relative to the root where it is below it."""
     return path[len(root) :].lstrip(os.sep) if path.startswith(root.rstrip(os.sep) + os.sep) else path
 
 
@@ -211,7 +209,7 @@ _MODULE_FILE, _MODULE_CALLS = "torch/nn/modules/module.py", ("_call_impl", "inne
 
 
 class TooManyEvents(Exception):
-    """The tree is larger than asked for."""
+    """The tree is larger than the limit."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class LoaderSamples:
         return found
 
     def retire(self) -> None:
-        """Let the workers' threads end: nobody will ask again."""
+        """End the workers' threads: there are no more requests."""
         self._shared[0] = _RETIRED
 
     def _read(self, slot: int) -> list[tuple[str, int, int]]:
@@ -66,7 +66,7 @@ class LoaderSamples:
             return []
 
     def in_worker(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return torch's worker loop with a thread beside it that samples the one it runs on."""
+        """Return torch's worker loop with an extra thread that samples its own."""
 
         def _worker_loop(*args: Any, **given: Any) -> Any:
             try:

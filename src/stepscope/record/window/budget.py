@@ -26,9 +26,9 @@ class TypicalStep:
 
 
 def max_window_events(config: RecordConfig, *, group_timeout_s: float | None) -> int:
-    """Return how many events a window may have: those asked for, and no more than other ranks can wait for.
+    """Return the largest number of events of a window: the configured one, limited by what other ranks can wait for.
 
-    While this rank exports, the others wait in a collective: a quarter of their patience is the limit.
+    While this rank exports, the others wait in a collective: a quarter of their timeout is the limit.
     """
     if group_timeout_s is None:
         return config.max_events

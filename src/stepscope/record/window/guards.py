@@ -86,10 +86,10 @@ def _let_children_exit() -> None:
 
 
 # What interrupts the training thread at any moment, also inside our own code: garbage collection, compilation, and
-# stacks that anomaly detection keeps.
+# stacks that anomaly detection records.
 #
-# They are told of in the middle of something else, so here they are only noted. Whoever works out the regions of a step
-# takes them from here and gives their time to a region of their own, off the region that was innermost at that moment.
+# Their callbacks run in the middle of something else, so they are only noted here. The step's region accounting moves
+# their time from the region that was innermost at that moment to a separate one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Interruption:
 
 
 class Interruptions:
-    """Those that were noted and not yet taken. Empty is False, which is all that is asked at most edges of regions."""
+    """Noted interruptions that were not yet taken. Empty is False, the only check at most edges of regions."""
 
     def __init__(self) -> None:
         self._noted: list[Interruption] = []

@@ -82,7 +82,7 @@ def why_not_available() -> str | None:
 
 
 def activities_of(config: RecordConfig) -> list[Any]:
-    """Return the profiler activities that are asked for and that this torch supports."""
+    """Return the requested profiler activities that this torch supports."""
     supported = torch.profiler.supported_activities()
     if config.activities is None:
         return [a for a in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if a in supported]

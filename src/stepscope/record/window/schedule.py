@@ -4,7 +4,7 @@ wait = 2, warmup = 1, active = 2, repeat = 1
 step   0       1       2       3       4       5      6
 phase  before  before  warmup  window  window  after  after
 
-Windows that were asked for while the job runs come on top, all of them after those of the settings.
+Windows requested while the job runs are added after those of the settings.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ def phase_of(step: int, config: RecordConfig, asked: Sequence[WindowPlan] = ()) 
 
 
 def census_step(config: RecordConfig) -> int | None:
-    """Return the step whose operators are counted, the first after the last window; None where none is asked for.
+    """Return the step whose operators are counted, the first after the last window; None where none is requested.
 
-    Never before a window: any session of the profiler slows the steps after it, and those before the window are what
-    all others are measured against. The first step after a window stands for no other one anyway.
+    Never before a window: any session of the profiler slows the steps after it, and those before the window are the
+    reference for all others. The first step after a window is not representative anyway.
     """
     if config.light or not config.count_flops or config.tool != "torch":
         return None
@@ -58,7 +58,7 @@ def frame_step(config: RecordConfig) -> int | None:
 
 
 def free_step(config: RecordConfig) -> int:
-    """Return the first step at which a window that was asked for may begin to get ready."""
+    """Return the first step at which a requested window may begin to get ready."""
     return max(step + 2 for step in (0, census_step(config) or 0, frame_step(config) or 0)) if not config.light else 0
 
 
@@ -89,7 +89,7 @@ def close_look_at_memory(config: RecordConfig) -> int:
 
 
 def why_no_window(steps: int, config: RecordConfig) -> str | None:
-    """Return why a job of so many steps has no profiled window, and which would do; None where it has, or wants, none.
+    """Return why a job of this length has no profiled window, and which would do; None where it has, or wants, none.
 
     >>> why_no_window(6, RecordConfig())
     'no trace: 6 steps were taken, and the profiled ones begin after step 10; use wait=1, warmup=1, active=4'

@@ -81,7 +81,7 @@ def temporary_for(target: Path) -> Path:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Return the names of temporary files removed from `folder`: those whose writer on this host is gone."""
+    """Remove the temporary files in `folder` whose writer on this host has exited, and return their names."""
     removed = []
     try:
         names = [p.name for p in folder.iterdir()]

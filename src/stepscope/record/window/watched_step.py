@@ -1,4 +1,4 @@
-"""One step under a profiler of its own, outside the window: bounded as a window is, and the user's profiler goes first.
+"""One step under a separate profiler, outside the window: limited like a window; the user's profiler has priority.
 
 Never a step before the window: any session slows the steps that follow. Where there is a device it is watched as well,
 even if only operators matter: Kineto detaches CUPTI after sessions of the device alone.

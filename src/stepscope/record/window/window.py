@@ -3,7 +3,7 @@
     state     idle -> prepared -> recording -> idle            (once per window)
     a danger  another profiler, an error, a budget             -> the window ends, training goes on
 
-Every recorded step lies in a span `ProfilerStep#N`, N being the job's own step number. A window that ended has an
+Every recorded step is in a span `ProfilerStep#N`, N being the job's own step number. A window that ended has an
 outcome: the file that it was exported to, or the reason why there is none.
 """
 
@@ -30,7 +30,7 @@ from stepscope.record.window.kineto import Kineto, why_not_available
 from stepscope.record.window.schedule import phase_of
 
 _OURS = str(Path(__file__).parents[1])
-# what lies directly in here calls the script's own code; the rest of the recorder does not
+# modules directly in here call the script's own code; the rest of the recorder does not
 _AROUND_TRAINING = str(Path(__file__).parents[1] / "hooks")
 _BACKWARD = str(Path(__file__).parents[1] / "hooks" / "backward.py")
 
@@ -42,10 +42,10 @@ class Watchdog:
         self._look = look
         self._is_asked = False
         self._stopped: threading.Event | None = None
-        self._called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)  # kept: C holds no reference
+        self._called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)  # C holds no reference to it
 
     def start(self) -> None:
-        """Begin, where this is the main thread and nobody traces it."""
+        """Begin, where this is the main thread and it has no trace function."""
         if threading.get_ident() != threading.main_thread().ident or sys.gettrace() is not None:
             return
         if self._stopped is None:
@@ -53,7 +53,7 @@ class Watchdog:
             threading.Thread(target=self._ask, args=(self._stopped,), name="stepscope watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End; a call that was asked for still comes and does nothing."""
+        """End; a pending call still arrives and does nothing."""
         stopped, self._stopped = self._stopped, None
         if stopped is not None:
             stopped.set()
@@ -141,7 +141,7 @@ class Window:
         self._on_open = on_open
         self._on_closed = on_closed
         self._on_trace_ready = on_trace_ready
-        self._asked = asked  # windows that were asked for while the job runs
+        self._asked = asked  # windows requested while the job runs
         self._number = -1  # the newest window that was begun
         self._first_step = 0
         self._steps_done = 0
@@ -233,7 +233,7 @@ class Window:
         self.state = IDLE
 
     def finish(self) -> None:
-        """End whatever is open because training is over; complete steps are kept."""
+        """End whatever is open because training is over; complete steps are exported."""
         if self.state == RECORDING and self._on_its_thread():
             self._close("training ended inside the window")
         elif self.state == RECORDING:

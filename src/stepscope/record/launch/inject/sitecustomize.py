@@ -51,7 +51,7 @@ def _torch_is_there() -> None:
 
 
 def _make_importable() -> None:
-    """Let `import stepscope` find the copy beside this file, without putting its neighbours on the path."""
+    """Let `import stepscope` find the copy next to this file, without putting its neighbours on the path."""
     import importlib.util
 
     class Finder:
