@@ -622,8 +622,7 @@ def _by_capability(compute: str, *, nvidia: bool, graphs: bool | None) -> Abilit
 #     trace   void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(int, ...)
 #     ncu     void at::vectorized_elementwise_kernel<(int)4, at::CUDAFunctor_add<float>, ...>(int, T2, T3)
 #
-# Equal functions are candidates. Where several differ only in what is in their brackets, the one with the most words
-# in
+# Equal functions are candidates. Where several differ only in what is in their brackets, the one with the most words in
 # common is meant; where two have as many, none is.
 
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|short|char|bool|long long)\)(?=[-\w])")
@@ -774,10 +773,9 @@ def _text(sizes: tuple[int, ...] | None) -> str | None:
 # What holds each kernel back: arithmetic, memory bandwidth, or the time it takes to start and drain?
 #
 # Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the
-# two
-# names its bound. A kernel that is short, or has too few threads to fill the device, and takes more than twice that is
-# bound by latency. Without shapes or without a known chip, matrix products are taken as compute-bound, kernels of other
-# families as memory-bound, and what holds back a kernel of no known family is unknown.
+# two names its bound. A kernel that is short, or has too few threads to fill the device, and takes more than twice that
+# is bound by latency. Without shapes or without a known chip, matrix products are taken as compute-bound, kernels of
+# other families as memory-bound, and what holds back a kernel of no known family is unknown.
 #
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
 # larger of the two, and latency where both are below 60 %, as in Nsight Compute's own rule (Speed of Light).
@@ -849,8 +847,7 @@ def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
 # How long are kernels, and how many lie launched and waiting on the device?
 #
 # Durations in bins that double (below 2 µs, 2 to 4 µs, ...), by what kernels are. The queue is what the host has
-# launched
-# and the device has not begun: at 0 the device waits for the host.
+# launched and the device has not begun: at 0 the device waits for the host.
 
 FIRST_BIN_NS = 2_000
 NUM_BINS = 16

@@ -202,8 +202,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 # Stalled jobs: the rank that did not arrive, and where each rank is.
 #
-# The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get
-# to
+# The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get to
 # the one that they wait in, and its Python stack says what it does instead.
 
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/stepscope/", "/lib/python", "<frozen", "<string>")

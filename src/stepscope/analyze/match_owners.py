@@ -42,8 +42,7 @@ from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 # Equal beginnings and ends are taken off first, so that one stretch that was put in or left out costs nothing. What is
 # left goes through the greedy difference algorithm (Myers 1986), whose time grows with the number of differences, in
 # pieces of at most `_MAX_EDITS` differences each and with a bound on the whole: sequences that have little in common
-# stay
-# unmatched instead of taking minutes.
+# stay unmatched instead of taking minutes.
 
 NOTHING = -1
 _MAX_EDITS = 128
@@ -261,8 +260,7 @@ def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
 #
 # On a thread the sequence of (depth, name) is the same in every step, so operators are matched by their order, step by
 # step and thread by thread. Where a step has operators that the other has not, whole calls (an operator with all that
-# it
-# calls) are laid side by side first, and what is left by single operators.
+# it calls) are laid side by side first, and what is left by single operators.
 #
 #     step 7        [linear [addmm]] [relu] [item]            [backward ...]
 #     with frames   [linear [addmm]] [relu]        [print]    [backward ...]
@@ -760,9 +758,8 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
 #     46
 #
 # Of the lines from the one call to the other, those are left that hold the symbol of such an operator. Where that is
-# one
-# line, it is known; where there are several, the operator is between the first and the last of them. Lines alone are
-# looked at, never parsed as a program: anybody may have put the text there.
+# one line, it is known; where there are several, the operator is between the first and the last of them. Lines alone
+# are looked at, never parsed as a program: anybody may have put the text there.
 
 # between two calls; further apart they say nothing of each other
 MAX_LINES = 60

@@ -627,11 +627,9 @@ def _take_turns(one: LoopLine, other: LoopLine) -> bool:
 # Lines in which the host of a CPU rank stalls in most steps.
 #
 # Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
-# there
-# in another, mostly between the operators of the passes, which take most of the step. What the job itself does comes
-# back
-# in the same line: the median over steps of each line's stalls, without those inside passes that the line itself
-# calls.
+# there in another, mostly between the operators of the passes, which take most of the step. What the job itself does
+# comes back in the same line: the median over steps of each line's stalls, without those inside passes that the line
+# itself calls.
 
 
 @once_per_record

@@ -449,8 +449,7 @@ def _product(text: str) -> float:
 #     no                   yes                yes                 late, the cause by the regions of the log
 #     yes                  -                  no                  late, by what the trace says
 #
-# The log can tell where the wait for the others' gradients is measured on every rank, and is the only wait: where
-# ranks
+# The log can tell where the wait for the others' gradients is measured on every rank, and is the only wait: where ranks
 # also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some steps
 # only (it alone saves checkpoints) shows in what recurs (`recurring.py`).
 

@@ -34,8 +34,7 @@ from stepscope.units import ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
 #
-# A loader that starts its workers again, a checkpoint, an evaluation: each is time of the host in a few steps. In
-# every
+# A loader that starts its workers again, a checkpoint, an evaluation: each is time of the host in a few steps. In every
 # step the job waits for the rank that is busy longest with it:
 #
 #     rank 0   |  checkpoint 90  |            |

@@ -428,17 +428,14 @@ def interval_of_one_more(values: Sequence[float]) -> tuple[float | None, float |
 
 # Which hosts are slow across jobs, and not by chance?
 #
-# In a job of n hosts that are equal, each is the slowest with probability 1/n. How often one is over many jobs then
-# has a
-# known distribution (a sum of unequal coins), and a host is named where it was the slowest so often that this happens
-# to
-# an equal host in less than 1 of 100 histories, corrected for the number of hosts (Holm), and where it costs
+# In a job of n hosts that are equal, each is the slowest with probability 1/n. How often one is over many jobs then has
+# a known distribution (a sum of unequal coins), and a host is named where it was the slowest so often that this happens
+# to an equal host in less than 1 of 100 histories, corrected for the number of hosts (Holm), and where it costs
 # something:
 #
 #     at least 3 jobs, p < 0.01 after correction, median slowdown against the other hosts of at least 5 %
 #
-# Slowness is that of the time before ranks wait for each other; after it all look equal. A host that was slow only
-# with
+# Slowness is that of the time before ranks wait for each other; after it all look equal. A host that was slow only with
 # rank 0 as its single rank is not named: rank 0 often does more.
 
 _MAX_P = 0.01

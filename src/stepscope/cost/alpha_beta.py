@@ -99,8 +99,7 @@ def _best_line(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
 #     time(n) = c0 + c1 ramp1(n) + c2 ramp2(n) + ...      every c at least 0, so time never falls as sizes grow
 #
 # A ramp rises from 0 to 1 over its piece, the last one goes on for ever. The coefficients minimise Huber's loss of
-# log(predicted / measured). Joints are added one by one where they help most, at measured sizes; how many is decided
-# by
+# log(predicted / measured). Joints are added one by one where they help most, at measured sizes; how many is decided by
 # leaving out each size in turn.
 
 _MAX_PIECES = 4

@@ -39,10 +39,9 @@ if TYPE_CHECKING:
 #     t_P(n) = fixed + (t_P0(n P0 / P) - fixed) steps(P) / steps(P0)
 #
 # `fixed` is what a call costs however many ranks take part: the latency less `steps` times the latency of a hop. The
-# hop
-# shows in the difference between operations or world sizes: an all-reduce has twice the hops of an all-gather. Among
-# more
-# ranks than measured a tree is the other candidate (for gathers and scatters only among many); the faster one counts.
+# hop shows in the difference between operations or world sizes: an all-reduce has twice the hops of an all-gather.
+# Among more ranks than measured a tree is the other candidate (for gathers and scatters only among many); the faster
+# one counts.
 #
 # Where several world sizes were measured, what the law misses between them (ranks that share a machine or a link) goes
 # on as the same power of the world size, up to twice the range that was measured.

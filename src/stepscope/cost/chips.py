@@ -22,8 +22,7 @@ from stepscope.side_file import read_side_text
 # Rows of the hardware table: ours, and a user's own read from TOML and checked field by field.
 #
 # People edit `hardware.toml`. `tools/write_hardware.py` checks it like a user's file and writes `hardware.json`, which
-# is
-# read in a twentieth of the time.
+# is read in a twentieth of the time.
 
 _MAX_TABLE_BYTES = 1 << 20
 _NUMBERS = ("memory_gib", "memory_gb_per_s", "link_gb_per_s")

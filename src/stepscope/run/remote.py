@@ -228,8 +228,7 @@ class _Links(HTMLParser):
 #     s3://bucket/runs/monday  ->  /tmp/stepscope-remote-k2j4/0/monday/rank00000.pt.trace.json.gz, ...
 #
 # The copy has the name of what it was made from, so that a report of it is the same; `shown` turns its path back into
-# the
-# address. From there on it is read like any other run, with the same checks.
+# the address. From there on it is read like any other run, with the same checks.
 
 # files copied at once: most of the time is waiting
 _AT_ONCE = 8

@@ -299,8 +299,7 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 
 # Large files are read in a separate process with limits on memory and time.
 #
-# The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of
-# numbers
+# The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of numbers
 # and texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
 
 # after gzip is taken off

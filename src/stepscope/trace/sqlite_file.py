@@ -24,8 +24,7 @@ from stepscope.units import printable
 
 # Tables that claim more than their file can hold.
 #
-# sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, and rows
-# that
+# sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, and rows that
 # share their bytes or their overflow pages, make terabytes from a few kilobytes. In a sound file each page has one
 # parent, and all rows together are smaller than the file. Both are checked before a table is read.
 #

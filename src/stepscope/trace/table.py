@@ -376,8 +376,8 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
 #
 # Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
 # chips) and communication kernels come from many libraries, not only from NCCL. Until torch 1.12 ranges had the
-# category
-# of operators: their names tell them. Some vendors file all that their device does under one category, or none.
+# category of operators: their names tell them. Some vendors file all that their device does under one category, or
+# none.
 
 # Device work without a category: tools other than Kineto file events by process and thread alone.
 #

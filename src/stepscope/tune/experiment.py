@@ -308,8 +308,7 @@ def _variables(
 #     step = (end of the last step - end of the warm-up) / steps        on the rank that took longest
 #
 # The mean, because what recurs in some steps only (a loader that starts again) is paid for too. On a GPU by the
-# device's
-# own times, since the host runs ahead of it.
+# device's own times, since the host runs ahead of it.
 
 # measured, below which a trial says nothing
 MIN_STEPS = 5

@@ -310,11 +310,9 @@ def fix_of(account: Account, finding: str) -> Fix | None:
 
 # The step without a line or a module of the user's code: `--without train.py:42`, `--scale module:layers.*.bn=0.5`.
 #
-# All work of the owner is removed from the replay: its host time, kernels, copies, collectives and
-# the
-# synchronisations it called. That is the step with the line deleted, not with something better in its place, and
-# without
-# what else a deletion brings about (parameters that lose their gradient).
+# All work of the owner is removed from the replay: its host time, kernels, copies, collectives and the synchronisations
+# it called. That is the step with the line deleted, not with something better in its place, and without what else a
+# deletion brings about (parameters that lose their gradient).
 
 NOT_RECORDED = (
     "who owns the time was not recorded; record again with stepscope record (without --no-owners or --light), or "

@@ -133,8 +133,7 @@ def _shortened(program: Program, peers: Sequence[Program]) -> Program:
 # The run without saving its state: copies to the host in a row, and what the host does between and around them.
 #
 # Training reads single values from the device: a loss, a flag. Many copies to the host with nothing computed between
-# them are a model or an optimizer on its way to a file. What the host does meanwhile (writing, hashing, packing) is
-# the
+# them are a model or an optimizer on its way to a file. What the host does meanwhile (writing, hashing, packing) is the
 # same stop, wherever it shows: as a stall, as its own time, as waiting for the copies.
 
 # in a row: fewer are values that the loop reads
@@ -450,8 +449,7 @@ def _waiting_calls(rank: Rank) -> Int64s:
 # Host overhead of hooks around collectives.
 #
 # A sharded module gathers its parameters, copies them out, and packs and scatters its gradients in hooks that
-# FullyShardedDataParallel marks (`FSDP::pre_forward`, `FSDP::post_backward_reduce`). They run once per sharded unit,
-# so
+# FullyShardedDataParallel marks (`FSDP::pre_forward`, `FSDP::post_backward_reduce`). They run once per sharded unit, so
 # messages put together take their hooks with them.
 
 
@@ -749,8 +747,7 @@ def _overlapped(
 
 # The run with several collectives in one call, where the trace does not say how large they are.
 #
-# Whatever its size, a call takes the latency of the operation: what the shortest of them take. Put together,
-# `together`
+# Whatever its size, a call takes the latency of the operation: what the shortest of them take. Put together, `together`
 # calls pay it once, on the network and on the host; the rest of their time stays.
 
 

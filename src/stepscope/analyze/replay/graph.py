@@ -310,10 +310,8 @@ def by_item(waits: Int64s) -> Int64s:
 
 # Programs of ranks without a device: gloo's threads take the place of the device.
 #
-# Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what
-# it
-# spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective
-# goes
+# Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what it
+# spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes
 # on. A rank that meets no other (one process on a CPU) has its steps' ends as items.
 
 

@@ -41,9 +41,8 @@ from stepscope.trace.table import EventKind, Int64s, rows_named
 # Host time without the profiler, by the regions of the step log.
 #
 # The log times forward, backward and optimizer step in steps without the profiler too. Where the device decides the
-# step,
-# the host waits in them for room in the queue, but not in all: after a pause the queue is empty. The quickest of each
-# region are thus the host's own work, and so is what the trace has of them in profiled steps without waiting.
+# step, the host waits in them for room in the queue, but not in all: after a pause the queue is empty. The quickest of
+# each region are thus the host's own work, and so is what the trace has of them in profiled steps without waiting.
 #
 #     factor = quickest unprofiled / own profiled, summed over regions and ranks
 #
