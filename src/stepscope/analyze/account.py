@@ -327,7 +327,7 @@ class Account(ArrayRecord):
 
     @_isolated("late rank")
     def late_rank(self) -> int | None:
-        """Return the rank that the others waited for the most, None where the clocks do not tell."""
+        """Return the rank that the others waited for the most, None where the clock uncertainty hides it."""
         return late_rank(self.shared.whole)
 
     @_isolated("operators", _no_operators)
@@ -370,7 +370,7 @@ def account_of(
 ) -> Account:
     """Return the account of a run; an `InputError` where no rank holds anything to account for.
 
-    `given` and `unprofiled_ms` go before what the run folder says; `chips` before the built-in hardware table.
+    `given` and `unprofiled_ms` override the run folder; `chips` overrides the built-in hardware table.
     """
     windows = each_rank(run, lambda _, rank: rank_account(rank))
     if not any(windows):
@@ -538,7 +538,7 @@ def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
     )
 
 
-# Which variables for debugging were set while the job ran? They slow every step, and no rule can tell by how much.
+# Which variables for debugging were set while the job ran? They slow every step by an unknown amount.
 
 _ON = frozenset(("1", "true", "yes", "on", "y", "t"))
 # name, what it does, the values that slow a job

@@ -269,7 +269,7 @@ def _holes(rank: Rank, threads: Int64s, data: Rows, least_ns: int = STALL_NS) ->
 
 # from the launching call to the earliest start on an idle device; a gap that begins later found its work queued
 _VISIBLE_NS = 20_000
-# the most a device takes between two operations that lie queued
+# the most a device takes between two queued operations
 _TURNAROUND_NS = 10_000
 
 
@@ -975,7 +975,7 @@ class StepBudget(ArrayRecord):
 
 
 def unprofiled_step_ns(run: Run, given_ns: int | None = None) -> int | None:
-    """Return the step's time without the profiler: as given, else as the run says it, else None.
+    """Return the step's time without the profiler: as given, else from the run, else None.
 
     The run's description has the median of its steps. Where long steps recur their mean is taken from the step logs.
     """

@@ -441,7 +441,7 @@ def waited_for_ns(shared: AlignedRun) -> Int64s:
 
 
 def late_rank(shared: AlignedRun) -> int | None:
-    """Return the rank that the others waited for the most over all collectives, None where the clocks do not tell."""
+    """Return the rank that the others waited for most in all collectives; None where clock uncertainty hides it."""
     return _latest(shared, np.ones(len(shared.matches), bool))
 
 
@@ -644,7 +644,7 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankWindow(ArrayRecord):
-    """One rank of an account as far as it is known of all of them."""
+    """The part of an account that is known of every rank."""
 
     rank: Rank
     #: None where the trace holds neither steps nor work

@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class RankBuckets(RankTraffic):
-    """The gradient all-reduces of one rank, per step unless a name says otherwise."""
+    """The gradient all-reduces of one rank, per step unless named otherwise."""
 
     #: backward passes that synchronised
     syncs: float

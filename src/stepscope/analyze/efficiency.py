@@ -37,7 +37,7 @@ _MIN_COVERAGE = 0.98
 
 @dataclass(frozen=True)
 class RecordedFlops:
-    """FLOPs of the whole job per step; None with a reason where the trace does not tell."""
+    """FLOPs of the whole job per step; None with a reason where unknown."""
 
     model: float | None
     recomputed: float | None
@@ -159,13 +159,13 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# To be said next to FLOPs.
+# Note to print next to FLOPs.
 _ATTENTION_COUNTED = "attention counted in full, not halved for causality"
 
 
 @dataclass(frozen=True)
 class GivenValues:
-    """What the user says of the job; it goes before what is found. Whole job, per step; peak of one device."""
+    """Facts about the job given by the user; they override detected ones. Whole job, per step; peak of one device."""
 
     flops_per_step: float | None = None
     tokens_per_step: float | None = None
@@ -231,7 +231,7 @@ def efficiency(
 
 
 def num_ranks(run: Run) -> int:
-    """Return how many ranks the job had: as a file says it, at least those that were read."""
+    """Return the number of ranks of the job: from a file, and at least those that were read."""
     return max(run.world_size or 0, len(run.ranks), 1)
 
 

@@ -429,7 +429,7 @@ def _watts(
 def _fit(spent: Floats, joules: Floats, mean_w: float, prior_w: float) -> tuple[float, Floats, Floats]:
     """Return the mean squared error of joules by time in each part, the watts and their standard errors.
 
-    A ridge regression around the mean power: what the readings do not tell stays there.
+    A ridge regression around the mean power: parts that the readings do not resolve stay there.
     """
     beyond = joules - mean_w * spent.sum(axis=1)
     free = np.linalg.lstsq(spent, beyond, rcond=None)[0]

@@ -29,7 +29,7 @@ class GroupCalls:
 
     name: str
     desc: str
-    #: all that belong to it as far as the dumps tell
+    #: all its members that the dumps show
     ranks: tuple[int, ...]
     #: whether a dump lists the members; if not they are the ranks that issued something in it
     listed: bool
@@ -210,7 +210,7 @@ MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finish
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far one group came, and what is wrong with it."""
+    """The progress of one group, and its faults."""
 
     name: str
     desc: str
@@ -238,7 +238,7 @@ class Hang:
     #: of which there is a dump
     ranks: tuple[int, ...]
     world_size: int | None
-    #: ranks of the job, as far as it is known, that left no dump
+    #: known ranks of the job that left no dump
     without_dump: tuple[int, ...]
     groups: tuple[GroupState, ...]
     unpaired: tuple[UnpairedCall, ...]

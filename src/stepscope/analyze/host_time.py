@@ -63,7 +63,7 @@ class HostCalls(ArrayRecord):
         return self.row[np.flatnonzero(by_string(trace, self.name, matches))]
 
     def of_thread(self, thread: int) -> slice:
-        """Return where the calls of a thread lie: together, by start."""
+        """Return the slice of a thread's calls, ordered by start."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])
         return slice(int(low), int(high))
 
@@ -497,7 +497,7 @@ def pageable_copies(rank: Rank) -> Int64s:
 
 @once_per_record
 def data_loading(rank: Rank) -> Intervals:
-    """Return when the loop was asking for its next batch."""
+    """Return when the loop was waiting for its next batch."""
     asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
     return spans(rank, np.concatenate((asks, rank.rows_named(prepares_input, EventKind.PYTHON))))
 

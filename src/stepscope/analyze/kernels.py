@@ -949,7 +949,7 @@ class Kernel:
     max_ns: float
     #: of the time of all kernels
     share: float
-    #: None where the name of a matrix product does not tell
+    #: None where the name of a matrix product does not show it
     tensor_core: bool | None
     #: operand type of a matrix product
     precision: str | None

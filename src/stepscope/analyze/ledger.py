@@ -88,7 +88,7 @@ class _Segments(NamedTuple):
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """How one attempt went."""
+    """The course of one attempt."""
 
     name: str
     #: attempts of one launch follow each other without a break
@@ -188,7 +188,7 @@ def _failed(attempts: Sequence[Attempt], k: int) -> bool:
     if any(rank.failed for rank in one.ranks):
         return True
     if later is not None and (later.restarts > one.restarts or any(rank.ended == RUNNING for rank in one.ranks)):
-        return True  # a host that went down leaves no end behind
+        return True  # a host that crashes records no end
     return one.exit_code not in (None, 0)
 
 
@@ -328,7 +328,7 @@ def _with_others(part: Floats, excess: Floats) -> Floats:
     return excess
 
 
-# Lost work: how far the next attempt went back.
+# Lost work: how far back the next attempt restarted.
 
 
 def _kept_until(attempts: Sequence[Attempt], k: int, failed: bool, warnings: list[str]) -> float | None:

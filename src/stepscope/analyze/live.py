@@ -34,13 +34,13 @@ from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
 _WINDOW_STEPS = 50
-# steps at the start of a job that later ones are not held against
+# steps at the start of a job that are no reference for later ones
 _SETTLED_STEPS = 10
 
 
 @dataclass(frozen=True)
 class RankNow:
-    """One rank over its newest steps; None where it has none that tell."""
+    """One rank over its newest steps; None where it has no usable ones."""
 
     rank: int
     step: int | None
@@ -89,7 +89,7 @@ class GivenNumbers:
 
 
 def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
-    """Return how the job goes."""
+    """Return the state of the job."""
     late = {one.rank: one for one in _lateness(running.ranks)}
     ranks = tuple(_rank_now(rank, late.get(rank.rank)) for rank in running.ranks)
     ended = [rank.step for rank in ranks if rank.step is not None]
@@ -203,14 +203,14 @@ def _median(values: Sequence[float]) -> float | None:
 # Stalled jobs: the rank that did not arrive, and where each rank is.
 #
 # The newest collective of each rank has a number in its group. A rank whose number is behind the others' did not get to
-# the one that they wait in, and its Python stack says what it does instead.
+# the one that they wait in, and its Python stack shows what it does instead.
 
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/stepscope/", "/lib/python", "<frozen", "<string>")
 _MAX_RANKS = 16
 
 
 def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
-    """Return what to know of a job whose ranks take no steps, the cause first; nothing where all go on."""
+    """Return the diagnosis of a job whose ranks take no steps, the cause first; empty where all progress."""
     if not stalls:
         return []
     longest = max(stalls.values(), key=lambda stall: stall.for_s)

@@ -95,7 +95,7 @@ def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: 
 
 
 def lateness(logs: Sequence[StepLog], times: Times | None = None, *, window_steps: int) -> list[LateRank]:
-    """Return how late each rank is with its interval, by rank; none where too few steps tell."""
+    """Return how late each rank is with its interval, by rank; empty with too few steps."""
     by_collectives = (
         _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs, WAITING[:1]) else None
     )
@@ -141,7 +141,7 @@ def _sharper(x: Floats) -> Centre:
 
 
 def independent_samples(x: Floats) -> float:
-    """Return how many independent values tell as much as these, by the autocorrelation from one to the next."""
+    """Return the number of independent values with the same information, by the lag-1 autocorrelation."""
     sigma = mad_sigma(x)
     clipped = np.clip(x - median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
     clipped = clipped - clipped.mean()
@@ -220,7 +220,7 @@ def region_names(logs: Sequence[StepLog]) -> list[str]:
 
 
 def is_rare(logs: Sequence[StepLog], name: str) -> bool:
-    """Return whether a region is in few of the steps, so that a median says nothing of what it costs."""
+    """Return whether a region is in few of the steps, so that its median cost means nothing."""
     return name not in _FIRST and all(np.isnan(region_ns(log, name)).mean() > 0.5 for log in logs)
 
 

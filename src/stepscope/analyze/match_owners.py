@@ -582,7 +582,7 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
 #     nn.Module: Linear_8                   a module, known by its class and number
 #     <built-in method mm of type object>   no frame: the call of an operator
 #
-# Such steps are slower than others, so what is said of the host is of steps with frames.
+# Such steps are slower than others, so host times are of steps with frames.
 
 # nesting depth of Python events: four times Python's default recursion limit
 _MAX_FRAMES = 4096
@@ -759,9 +759,9 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
 #
 # Of the lines from the one call to the other, those are left that hold the symbol of such an operator. Where that is
 # one line, it is known; where there are several, the operator is between the first and the last of them. Lines alone
-# are looked at, never parsed as a program: anybody may have put the text there.
+# are searched, never parsed as a program: the text is not trusted.
 
-# between two calls; further apart they say nothing of each other
+# between two calls; further apart they are unrelated
 MAX_LINES = 60
 
 # of an operator, without `aten::` and the underscore of one that works in place
@@ -786,7 +786,7 @@ _SYMBOLS = {
     "eq": "==",
     "ne": "!=",
 }
-# of those that move nothing: they tell a line only where nothing else does
+# of those that move nothing: they determine a line only where nothing else does
 _VIEWS = dict.fromkeys(("select", "slice", "unsqueeze", "alias"), "[")
 
 _OPERATORS = frozenset(_SYMBOLS.values())

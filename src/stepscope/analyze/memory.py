@@ -63,7 +63,7 @@ class MemoryEvents(ArrayRecord):
 
     @property
     def on_host(self) -> bool:
-        """Return whether these are of the host's memory, whose totals leave out what was there before the profiler."""
+        """Return whether these are of the host's memory, whose totals leave out allocations before the profiler."""
         return self.device < 0
 
     def on_top_of(self, size_bytes: int) -> "MemoryEvents":
@@ -200,7 +200,7 @@ def holders(rank: Rank, name_id: Int64s, size_bytes: Int64s, *, most: int) -> tu
 
 
 def readable(operator: str) -> str:
-    """Return an operator's name without what the autograd engine puts before it."""
+    """Return an operator's name without the autograd engine's prefix."""
     return operator.removeprefix(f"{EVALUATE}: ")
 
 
@@ -446,7 +446,7 @@ class Growth:
     #: 95 % interval
     high_bytes_per_step: float
     p_value: float
-    #: over the steps looked at, by the slope
+    #: over the analysed steps, by the slope
     total_bytes: float
     num_steps: int
     #: significant, upwards, and at least half a percent of the level
@@ -606,7 +606,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of one rank. None is unknown; `reasons` says why."""
+    """Memory of one rank. None is unknown; `reasons` has the reason."""
 
     rank: int
     #: ordinal of the device, -1 where only the host's memory was recorded

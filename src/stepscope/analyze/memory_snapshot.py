@@ -243,7 +243,7 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
 #     temporaries             given back in the same stretch of forward, backward or optimizer
 #     communication_buffers   allocated by a process group, by DDP's reducer or FSDP's gathers
 #     other                   allocated in forward and alive after an optimizer step: inputs, statistics, leaks
-#     unknown                 there before the history began, and nothing says what it is
+#     unknown                 there before the history began, and of unknown use
 
 PURPOSES = (
     *("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication_buffers", "other"),
@@ -299,7 +299,7 @@ def purposes_of(
 ) -> Purposes:
     """Return what every block was for.
 
-    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    `storages` has the job's own labels of memory by address, `bucket_bytes` the sizes of DDP's buckets.
     """
     kinds = [_StackKind.of([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
     part = _parts(snapshot, kinds)
@@ -537,9 +537,9 @@ class SnapshotView:
 def snapshot_view(
     snapshot: MemorySnapshot, *, storages: Mapping[int, str] | None = None, bucket_bytes: Sequence[int] = ()
 ) -> SnapshotView:
-    """Return what a snapshot says.
+    """Return the analysis of a snapshot.
 
-    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    `storages` has the job's own labels of memory by address, `bucket_bytes` the sizes of DDP's buckets.
     """
     history = history_of(snapshot)
     purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)

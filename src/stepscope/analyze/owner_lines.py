@@ -741,7 +741,7 @@ def _flows(function: _Function, number: int, trains: set[int]) -> bool | None:
 
 
 def _statements(node: ast.AST) -> Iterator[tuple[ast.stmt, list[ast.AST]]]:
-    """Yield each statement of a function with its own expressions, those of statements inside it apart."""
+    """Yield each statement of a function with its own expressions, without those of nested statements."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -763,7 +763,7 @@ def _covers(parts: list[ast.AST], number: int) -> bool:
 
 
 def _assigned(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement gives a value to, or puts a value into."""
+    """Return the names that a statement assigns or modifies."""
     targets: list[ast.expr] = []
     if isinstance(statement, ast.Assign):
         targets = statement.targets

@@ -347,7 +347,7 @@ Ids = npt.NDArray[np.int32]
 class OwnedWork(ArrayRecord):
     """Owners of a list of items; -1 where unknown."""
 
-    #: whose it is: in backward the forward operator's
+    #: the owner: in backward the forward operator's
     stack: Ids
     #: where it was called: in backward the line of `loss.backward()`
     caller: Ids
@@ -573,7 +573,7 @@ def _near(given: str, known: list[str]) -> list[str]:
     return get_close_matches(given, known, n=_MAX_NAMED, cutoff=0.3) or known[:_MAX_NAMED]
 
 
-# Whose is each moment of the host? Operators are their owners'; Python between them goes to the stacks that ran there.
+# Owner of each moment of the host. Operators are their owners'; Python between them is split among the stacks there.
 #
 # Inside an autograd node Python that runs between two operators of a hook is the hook's.
 #
@@ -784,7 +784,7 @@ def _joined(parts: list[HostTime]) -> HostTime:
 
 
 def _thread_spans(calls: HostCalls, thread: int, start_ns: int, end_ns: int) -> Int64s:
-    """Return start, end and innermost call (-1 for none) of a thread's time, cut wherever anything begins or ends."""
+    """Return start, end and innermost call (-1 for none) of a thread's time, cut at every beginning and end."""
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
     own = np.arange(low, high)
     end = np.minimum(calls.end_ns[own], _next_beside(calls, own))

@@ -392,7 +392,7 @@ class Dimension:
 
     #: as in `group_roles.Role`
     kind: str
-    #: ranks per group, None where no trace says it
+    #: ranks per group, None where unknown
     size: int | None
     #: stated, pattern or guess
     sure: str
@@ -401,7 +401,7 @@ class Dimension:
     instead: tuple[str, ...]
     #: what the job calls the group
     group: str
-    #: the ranks of each such group, as far as the recorded ranks know them
+    #: the ranks of each such group that the recorded ranks list
     members: tuple[tuple[int, ...], ...]
     uses: tuple[Use, ...]
 

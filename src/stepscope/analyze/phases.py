@@ -82,7 +82,7 @@ class Marks(ArrayRecord):
 def regions(rank: Rank, marks: Marks | None = None) -> Regions:
     """Return the part of training of each row of `rank.work`; OTHER for work from before the window.
 
-    Work of a CUDA graph that nothing on the host explains goes by the device's own ranges.
+    Work of a CUDA graph that nothing on the host explains is classified by the device's own ranges.
     """
     work = rank.work
     region = np.full(len(work), Region.OTHER, np.uint8)
@@ -255,7 +255,7 @@ class Passes:
     optimizer: Intervals
     #: threads that run nothing but the autograd engine
     autograd_threads: frozenset[int]
-    #: False where the trace holds no host operators to tell by
+    #: False where the trace holds no host operators
     known: bool
 
     def at(self, moment_ns: Int64s, thread: Int64s) -> Phases:
@@ -364,7 +364,7 @@ def _since_last(x: Intervals, moment: Int64s) -> Int64s:
 NODE, ADDING, GRADIENT, BACK = 1, 2, 3, 4
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-# calls one above the other that are looked at for a launch
+# nested calls that are searched for a launch
 _MAX_CLIMB = 64
 _STORES = "AccumulateGrad"
 # in the names of a normalisation's kernels for the gradients of its scale and offset
@@ -549,7 +549,7 @@ class StepPeriods(ArrayRecord):
 
     @property
     def uneven(self) -> bool:
-        """Return whether long steps recur, so that the median says little of the run."""
+        """Return whether long steps recur, so that the median does not represent the run."""
         return bool(recurring_long(self.dur_ns[self._known]).any())
 
     @property
@@ -559,7 +559,7 @@ class StepPeriods(ArrayRecord):
 
 @once_per_record
 def step_periods(rank: Rank) -> StepPeriods | None:
-    """Return the periods of a rank's steps, None for a trace that holds nothing to tell them by.
+    """Return the periods of a rank's steps, None for a trace without evidence of them.
 
     A rank without a device has the host's spans. Without steps that launched work all of it is one period.
     """
@@ -641,7 +641,7 @@ def _host_ends(rank: Rank) -> Int64s:
 
 @dataclass(frozen=True)
 class ServedSteps:
-    """All steps of one kind on the rank that was looked at. None: the ranges do not say."""
+    """All steps of one kind on the analysed rank. None: not in the ranges."""
 
     #: prefill, decode or mixed
     kind: str

@@ -307,7 +307,7 @@ def _from_traces(run: Run) -> RunSteps | None:
 # throttling. Memory in use on the device beyond what this job's ranks have reserved there belongs to other processes.
 
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
-# per rank on the device: contexts and libraries of a process take a gigabyte or more that no allocator knows
+# per rank on the device: contexts and libraries of a process take a gigabyte or more outside the allocator
 _MIN_OTHERS_BYTES = 2 << 30
 
 

@@ -497,7 +497,7 @@ def training_stragglers(
 
 
 def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
-    """Return whether the logs can tell that a rank is not late, which the trace has so much later than the others."""
+    """Return whether the logs can rule out that a rank is late which the trace has so much later than the others."""
     traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
     told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
     return bool(told) and not told[0].is_late()
@@ -600,7 +600,7 @@ def _certain(r: Recurring, rank: int) -> bool:
     events = num_stretches(x > 0)
     if events < 3:
         return False
-    # Steps of one stretch (another job for a while) tell as much as one.
+    # Steps of one stretch (another job for a while) count as one.
     steps_each = int((x > 0).sum()) / events
     return float(x.mean()) >= 3.0 * (float(x.std(ddof=1)) / sqrt(len(x) / steps_each)) > 0
 

@@ -58,7 +58,7 @@ class Holder:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledSteps(ArrayRecord):
-    """The samples of one rank that lie in undisturbed steps of its log."""
+    """The samples of one rank in undisturbed steps of its log."""
 
     samples: ThreadSamples
     log: StepLog

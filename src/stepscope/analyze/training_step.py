@@ -235,7 +235,7 @@ def _cause_times(log: StepLog) -> dict[str, Floats]:
     no_core = no_core_ns(log) if times else None
     if no_core is not None:
         found[NO_CORE] = no_core
-    # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
+    # A log without regions does not show the host's work: then nothing is known to be outside of them.
     return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
 
 
@@ -412,7 +412,7 @@ def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
 def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
     """Return the excess without time outside regions where another rank does something that has a name.
 
-    There the others wait for it, in whatever call that happens to be.
+    There the others wait for it, in any call.
     """
     named = [j for j, cause in enumerate(causes) if cause not in _UNNAMED]
     if OUTSIDE not in causes or not named or excess.shape[1] < 2:
@@ -425,7 +425,7 @@ def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
 
 
 def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
-    """Return the excess with time outside regions counted as the loader's where it comes and goes with the loader's.
+    """Return the excess with time outside regions counted as the loader's where both rise together.
 
     A loader that is made anew starts its workers and joins the old ones around its first batch: that time is in no
     region of logs that know none for it.

@@ -112,7 +112,7 @@ def _is_number(text: str | None) -> bool:
 class LaunchResult:
     """How the ranks ended, and everything they wrote until then.
 
-    Exit codes below 0 are signals, None: ended by us. `message` is one line on what went wrong, None if nothing did.
+    Exit codes below 0 are signals, None: ended by us. `message` is one line about the error, None if there is none.
     """
 
     exit_codes: tuple[int | None, ...]

@@ -112,7 +112,7 @@ def print_checks_table(found: list[Check], out: "Console") -> None:
     table = plain_table(out, "what", "works", "found", "for")
     for column in table.columns[2:]:
         column.justify = "left"
-    table.columns[2].no_wrap = False  # a long path goes on in the next line
+    table.columns[2].no_wrap = False  # a long path continues in the next line
     table.columns[2].overflow = "fold"
     table.columns[0].no_wrap = True
     for check in found:

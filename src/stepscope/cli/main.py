@@ -17,7 +17,7 @@ from stepscope.errors import DEBUG, StepscopeError, UsageError, debugging, did_y
 from stepscope.units import printable
 from stepscope.version import __version__
 
-# Exit code and error message of a command, whatever it raises.
+# Exit code and error message of a command, for any exception.
 #
 # 0 is success, 1 a failed gate, 2 an error, 3 a partial result. An unexpected exception is 2 as well, since 1 would
 # read as a gate; `STEPSCOPE_DEBUG=1` prints its traceback.
@@ -29,7 +29,7 @@ _OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
-    """Return the exit code of a command after running it; what it raises is said in one sentence."""
+    """Return the exit code of a command after running it; an exception becomes one sentence."""
     _open_standard_streams()
     with lines_held() as about_the_answer:
         try:
@@ -54,7 +54,7 @@ def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
 
 def _after(name: str, error: BaseException) -> int:
     if debugging() and not isinstance(error, BrokenPipeError | KeyboardInterrupt):
-        import traceback  # only where something went wrong
+        import traceback  # only on errors
 
         traceback.print_exception(error)
     _give_up_if_broken(sys.stdout)

@@ -232,7 +232,7 @@ def _check_arguments(tool: Callable[..., Any], given: dict[str, Any]) -> None:
         raise UsageError(f"{tool.__name__} needs {missing[0]}: {_PARAMETERS[missing[0]]['description']}")
 
 
-# Size: an answer is cut at the ends of its lists, and says so.
+# Size: an answer is cut at the ends of its lists, with a note.
 
 
 def fitted(answer: Answer, max_bytes: int) -> str:
@@ -270,7 +270,7 @@ def _size(value: Any) -> int:
 
 
 def _within(value: Any, max_bytes: int, path: str, omitted: dict[str, int]) -> Any:
-    """Return a copy in which no single list exceeds the limit: later cuts then look at little."""
+    """Return a copy in which no single list exceeds the limit: later cuts then process little."""
     if isinstance(value, dict):
         return {k: _within(v, max_bytes, f"{path}.{k}".lstrip("."), omitted) for k, v in value.items()}
     if not isinstance(value, list):

@@ -334,7 +334,7 @@ def check_outputs(*paths: str | None, force: bool) -> None:
 
 
 def write_output(path: str, text: str, *, force: bool) -> None:
-    """Write `text` to `path`, or to standard output for `-`; as UTF-8, whatever the terminal speaks."""
+    """Write `text` to `path`, or to standard output for `-`; always as UTF-8."""
     if path != "-":
         write_pieces(path, [text.encode(errors="replace")], force=force)
         return
@@ -382,7 +382,7 @@ def write_json(path: str | None, document: Any, *, force: bool) -> None:
 def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
     """Give what writes a document as one line of JSON, seen at once: to a file that grows, or standard output for `-`.
 
-    Unlike other outputs it cannot be whole or not at all: somebody reads it while the command runs.
+    Unlike other outputs it cannot be written atomically: it is read while the command runs.
     """
     if path == "-":
         yield lambda document: write_output("-", json_with_notes(document)[0] + "\n", force=force)

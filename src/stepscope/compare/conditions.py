@@ -58,7 +58,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateResult:
-    """A gate and what the report says."""
+    """A gate and its value in the report."""
 
     gate: Gate
     holds: bool
@@ -79,7 +79,7 @@ def parse_gate(text: str) -> Gate:
 
 
 def judge(gates: Sequence[Gate], report: Mapping[str, Any]) -> list[GateResult]:
-    """Return what each gate says of one report."""
+    """Return the result of each gate for one report."""
     for gate in gates:
         if gate.relative:
             raise UsageError(

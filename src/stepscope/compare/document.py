@@ -34,7 +34,7 @@ class Metric:
 
     name: str
     a: float | None
-    #: mean over the runs of a side; None where no run knows it
+    #: mean over the runs of a side; None where no run has it
     b: float | None
     difference: Difference | None
     #: why there is no interval; empty where there is one
@@ -75,7 +75,7 @@ def waterfall_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
 
 
 def finding_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
-    """Return the findings of either side by what became of them: what got worse first.
+    """Return the findings of either side by status: what got worse first.
 
     A side's saving is what fixing it alone saves per step, mean over runs, 0 where the side lacks it.
     """
@@ -225,7 +225,7 @@ class LineChange:
 
     @property
     def what(self) -> str:
-        """Return `appeared`, `vanished`, `slower`, `faster` or, where runs are too few to tell, an empty text."""
+        """Return `appeared`, `vanished`, `slower`, `faster` or, with too few runs, an empty text."""
         if not self.a_runs or not self.b_runs:
             return "appeared" if self.b_runs else "vanished"
         if not self.difference.significant:
@@ -263,7 +263,7 @@ def _change(key: Key, sides: Sequence[Sequence[Lines]]) -> LineChange:
 
 # What differs between two benchmarks: series of the same name, with intervals over their runs and steps.
 
-# numbers of a summary that the samples tell better
+# numbers of a summary that the samples give more precisely
 _TIMES = (
     "num_steps",
     "num_runs",

@@ -39,11 +39,11 @@ from stepscope.trace.cache_place import content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import json_text, ms
 
-# One run as a row of the history: what it was, and the few numbers that tell whether it went well.
+# One run as a row of the history: its configuration and its key figures.
 #
 #     run.json, the report (where there are traces), the step logs (where there are none)  ->  `HistoryRow`
 #
-# Every value comes from files that anybody may have written: what is not of its kind is unknown.
+# Files are not trusted: a value of the wrong kind is unknown.
 
 _WINDOW_STEPS = 1000
 _MAX_TEXT = 200
@@ -277,7 +277,7 @@ def history_rows(
 def row_of_run(
     folder: Path, *, name: str, traces: bool = True, jobs: int | None = None, cache: bool = True
 ) -> HistoryRow:
-    """Return the row of one run; one that cannot be read says why."""
+    """Return the row of one run; for an unreadable one, with the reason."""
     description = json_object_in(folder / RUN_JSON)
     try:
         logs, _ = readable_step_logs(folder)
@@ -369,7 +369,7 @@ def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) 
 #
 # The interval is that of one more run like those before it, on the logarithm of their step times:
 #     exp(mean +- t(97.5 %, n - 1) * s * sqrt(1 + 1/n))
-# A newest run above it is a regression, below it an improvement; with fewer than four runs before it nothing is said.
+# A newest run above it is a regression, below it an improvement; with fewer than four runs before it neither.
 
 _MIN_BEFORE = 4
 
@@ -501,7 +501,7 @@ def _record(host: str, jobs: Sequence[tuple[HostTime, float, int]], slowest: int
     }
 
 
-# Which runs of a history is one run held against? The last ones of its configuration that came before it.
+# Which runs of a history is one run compared with? The last earlier ones of its configuration.
 
 
 def runs_before(run: Path, folder: Path) -> list[Path]:

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def what(self) -> str:
-        """Return what became of it: `appeared`, `vanished`, `slower`, `faster` or `no difference found`."""
+        """Return its status: `appeared`, `vanished`, `slower`, `faster` or `no difference found`."""
         if not self.a_count or not self.b_count:
             return "appeared" if self.b_count else "vanished"
         if not self.significant:
@@ -152,7 +152,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 def fate(before: float | None, after: float | None) -> str:
-    """Return what became of a finding whose fix saved `before` and saves `after`; None where a side lacks it."""
+    """Return the status of a finding whose fix saved `before` and saves `after`; None where a side lacks it."""
     if before is None or after is None:
         return WENT if after is None else CAME
     if after < _HALF * before:

@@ -82,7 +82,7 @@ class RunSamples(StepSamples):
     operators: PerStepTimes
 
 
-# The samples of one run, from its account or its step logs (`samples.py` says what they are).
+# The samples of one run, from its account or its step logs.
 
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
 # steps times names of a rank, in each of two tables

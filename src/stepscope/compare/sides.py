@@ -1,4 +1,4 @@
-"""Two sides of a comparison, of one run or several each, and the document that says what differs between them."""
+"""Two sides of a comparison, of one run or several each, and the document of their differences."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -40,7 +40,7 @@ Reports = Sequence[Mapping[str, Any]]
 
 
 def judge_changes(gates: Sequence[Gate], metrics: Sequence[Metric], a: Reports, b: Reports) -> list[GateResult]:
-    """Return what each gate says of two sides; a `UsageError` for a name that neither has."""
+    """Return the result of each gate for two sides; a `UsageError` for a name that neither has."""
     by_name = {m.name: m for m in metrics}
     return [_worst(gate, _meant(gate.name, by_name, a, b)) for gate in gates]
 

@@ -59,7 +59,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class SharedName:
-    """Device names that do not tell which chip it is, and why."""
+    """Device names that do not identify a chip, and why."""
 
     match: tuple[str, ...]
     reason: str
@@ -198,7 +198,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Peak:
-    """The rate that 100 % MFU means, and where it comes from."""
+    """The rate that 100 % MFU means, and its source."""
 
     flops_per_s: float
     precision: str

@@ -125,7 +125,7 @@ def matches_whole(pattern: str, name: str) -> bool:
 
 
 def any_of(*fragments: str) -> Fragments:
-    """Return fragments, regular expressions in any letter case, as they are looked for: the quickest first."""
+    """Return fragments, regular expressions in any letter case, in search order: the quickest first."""
     known = [(plain_part(fragment), fragment) for fragment in map(str.lower, fragments)]
     known.sort(key=lambda one: (one[0] != one[1], not one[0]))
     return tuple((part, None if part == fragment else fragment) for part, fragment in known)
@@ -145,7 +145,7 @@ def plain_part(pattern: str) -> str:
     return max((plain for plain, _ in parts), key=len, default="")
 
 
-# Whether the name of a matrix-product kernel says that it runs on tensor (matrix) cores, and in which type.
+# Whether the name of a matrix-product kernel shows that it runs on tensor (matrix) cores, and in which type.
 #
 # | scheme | example | read as |
 # |---|---|---|
@@ -257,7 +257,7 @@ _FIRST_TYPE = re.compile(r"\b(float|unsigned short|(?:un)?signed char|u?int8_t)\
 _FIRST_TYPES = {"float": "fp32", "unsigned short": "bf16"}
 
 
-# Characters that are looked at; template names can be longer but say everything earlier.
+# Characters that are searched; template names can be longer, but the relevant parts come first.
 _MAX_NAME_LENGTH = 4000
 
 
@@ -266,7 +266,7 @@ class KernelClass:
     """Facts from a kernel's name."""
 
     family: Family
-    #: None: a matrix product whose name does not say
+    #: None: a matrix product whose name does not show it
     tensor_core: bool | None
     #: operand type of a matrix product; None where the name does not say, and in other families
     dtype: str | None

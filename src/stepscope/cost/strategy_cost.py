@@ -211,7 +211,7 @@ CollectiveTimes = Callable[[str, float, int], CommTime]
 
 
 def times_of(source: Calibration | Fabric) -> CollectiveTimes:
-    """Return a function that says what a collective takes."""
+    """Return a function that predicts the time of a collective."""
 
     def calibrated(op: str, size_bytes: float, ranks: int) -> CommTime:
         assert isinstance(source, Calibration)

@@ -193,7 +193,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class MemoryWhatIf:
-    """The answer to one change. None is unknown; `reasons` says why."""
+    """The answer to one change. None is unknown; `reasons` has the reason."""
 
     change: str
     #: allocated at the peak of the window

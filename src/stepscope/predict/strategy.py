@@ -122,7 +122,7 @@ _PIPELINE = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be trained, and on what."""
+    """Model, data and hardware of a training."""
 
     model: Transformer
     seq_len: int

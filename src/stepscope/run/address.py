@@ -2,7 +2,7 @@
 
 import re
 
-# what may be given, and the package that speaks it besides fsspec
+# supported schemes, and the package that each needs in addition to fsspec
 SCHEMES = {
     "s3": "s3fs",
     "s3a": "s3fs",

@@ -23,7 +23,7 @@ from stepscope.units import printable
 
 
 class Outcome(NamedTuple):
-    """What came of one file: small, whatever the file's size."""
+    """Result of one file: small for any file size."""
 
     path: str
     events: int | None
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def keep_columns(path: str, cache_folder: str | None, total_bytes: int) -> Outcome:
-    """Return what came of reading a file of a run of `total_bytes` and keeping its table."""
+    """Return the result of reading a file of a run of `total_bytes` and caching its table."""
     try:
         if is_sqlite(Path(path)):
             return Outcome(path, None, "an export of Nsight Systems is read where the report is made")
@@ -69,7 +69,7 @@ class FailedTask(NamedTuple):
 def read_on_cluster(
     engine: str, paths: Sequence[Path], *, cache_folder: Path | None = None, progress: Progress | None = None
 ) -> list[Outcome]:
-    """Return what came of each file, in the order of `paths`; their tables lie where `load` finds them."""
+    """Return the result of each file, in the order of `paths`; their tables are where `load` finds them."""
     total_bytes = sum(path.stat().st_size for path in paths)
     folder = None if cache_folder is None else str(cache_folder.absolute())
     given = [(str(path.absolute()), folder, total_bytes) for path in paths]

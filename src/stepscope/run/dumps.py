@@ -115,7 +115,7 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
 
 @dataclass(frozen=True)
 class SaidStorages:
-    """What the job said of its memory on a device."""
+    """The job's own labels of its memory on a device."""
 
     #: by address
     category: dict[int, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class SaidStorages:
 
 
 def storages_beside(path: Path, *, rank: int, device: int) -> SaidStorages:
-    """Return what the job said of its storages on a device; nothing where it said nothing."""
+    """Return the job's own labels of its storages on a device; empty where there are none."""
     category: dict[int, str] = {}
     buckets: list[int] = []
     try:

@@ -65,11 +65,11 @@ class FileHead:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a look into a file found."""
+    """Contents of a file."""
 
     #: in a few words, for people: `3,442 kernels of 2 processes`
     what: str
-    #: that the file itself names; empty where it says none
+    #: that the file itself names; empty for none
     ranks: tuple[int, ...] = ()
     #: whether it holds several ranks, so that it is no single rank's file
     whole_job: bool = False
@@ -93,11 +93,11 @@ class Format:
     is_it: Callable[[FileHead], bool]
     look: Callable[[Path, BytesRead], Contents]
     store: Callable[[Path, Path], None] | None = None
-    #: whether only what `store` wrote can be looked into
+    #: whether only what `store` wrote can be opened
     check_stored: bool = False
-    #: further names under which files of this format lie in a run folder
+    #: further names of files of this format in a run folder
     other_endings: tuple[str, ...] = ()
-    #: whether a file is of use only where it is known whose it is
+    #: whether a file is useless without its rank
     needs_rank: bool = True
 
     @property
@@ -118,7 +118,7 @@ def file_head(path: Path) -> FileHead:
     return FileHead(path, size, start)
 
 
-# of a folder that are looked at
+# of a folder that are checked
 _MAX_FILES = 100_000
 _OURS = re.compile(r"^rank\d{5,9}\.((steps|telemetry|memory|collectives|samples)\.jsonl|owners\.json\.gz)$")
 
@@ -147,7 +147,7 @@ def format_of(path: Path) -> Format | None:
 
 
 def files_beside(folder: Path) -> tuple[DetectedFile, ...]:
-    """Return the files of known formats that lie in a run folder, by name; what cannot be read is left out."""
+    """Return the files of known formats in a run folder, by name; unreadable files are left out."""
     return _detected(_candidates(folder))
 
 
@@ -169,7 +169,7 @@ def beside(folder: Path, format_id: str, *, but: Collection[str] = ()) -> tuple[
 
 
 def others_in(folder: Path, *, but: Collection[str] = ()) -> list[Path]:
-    """Return the files of a run folder whose name does not say what they are, less those named in `but`."""
+    """Return the files of a run folder whose name does not show their format, less those named in `but`."""
     return [path for path in _candidates(folder) if not _TRACE.search(path.name) and path.name not in but]
 
 
@@ -434,7 +434,7 @@ class MeasuredLaunches:
     """The launches that one file holds, in their order."""
 
     file: str
-    #: whose they are; None where the file does not say: then they are those of any rank
+    #: their rank; None where the file has none: then any rank's
     rank: int | None
     launches: tuple[KernelMetrics, ...]
 
@@ -557,7 +557,7 @@ def size_on_disk(source: Source) -> int:
     """Return the bytes that a file takes, those of a sparse one without its holes."""
     try:
         status = source.path.stat()
-    except OSError:  # said when it is read
+    except OSError:  # reported when it is read
         return 0
     return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
 

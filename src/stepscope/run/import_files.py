@@ -73,7 +73,7 @@ def planned_imports(
 
 
 def place(plan: PlannedImport) -> None:
-    """Put a file into its run folder, whole or not at all."""
+    """Put a file into its run folder atomically."""
     if plan.already_there:
         return
     try:

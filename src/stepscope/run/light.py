@@ -1,4 +1,4 @@
-"""A run without traces, as light mode leaves it: its step logs, and what the run folder says of the job."""
+"""A run without traces, as light mode leaves it: its step logs, and the run folder's facts about the job."""
 
 from dataclasses import field
 from pathlib import Path

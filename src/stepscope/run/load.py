@@ -1,4 +1,4 @@
-"""Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
+"""Files into one `Run`: find them, read them on all cores, assign them to ranks, report what is missing."""
 
 import os
 import re
@@ -147,7 +147,7 @@ _MIN_KERNELS = 5
 _MAX_CELLS = 1_000_000
 # of the kernels before the first and after the last anchor must belong to a usual step
 _MIN_FITTING = 0.98
-# of the launched kernels must lie in the steps found
+# of the launched kernels must be in the steps found
 _MIN_COVERED = 0.6
 
 
@@ -232,7 +232,7 @@ _MAX_ITEMS = 60_000
 
 
 def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
-    """Return the ranks with steps where none of them has any and all tell the same number of them."""
+    """Return the ranks with steps where none of them has any and all show the same number of them."""
     if any(len(rank.steps) for rank in ranks):
         return list(ranks)
     is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= _MAX_ITEMS
@@ -402,7 +402,7 @@ class Rounds:
 def in_rounds(
     ranks: Sequence[Rank], logs: Sequence[StepLog], description: dict[str, Any]
 ) -> tuple[list[Rank], tuple[StepLog, ...], dict[str, Any], list[str]]:
-    """Return a run whose steps are rounds, and a line that says so; the same run where its steps are steps."""
+    """Return a run whose steps are rounds, with a note; the same run where its steps are steps."""
     found = {_rounds(log) for log in logs}
     rounds = found.pop() if len(found) == 1 else None
     steps = [_steps_in_rounds(rank.steps, rounds) if rounds else None for rank in ranks]
@@ -424,7 +424,7 @@ def _rounds(log: StepLog) -> Rounds | None:
         return None
     size, first, last = int(begins[1] - begins[0]), int(begins[0]), int(log.step[-1])
     is_regular = (np.diff(begins) == size).all() and last - begins[-1] < size
-    is_so_from_the_start = first - log.step[0] <= 2 * size  # before the recorder knows the loop's modules
+    is_so_from_the_start = first - log.step[0] <= 2 * size  # before the recorder has found the loop's modules
     if not (1 < size <= _MAX_STEPS and is_regular and is_so_from_the_start):
         return None
     return Rounds(size, first) if passes.sum() >= _MIN_SHARE * log.dur_ns.sum() else None
@@ -544,7 +544,7 @@ def _unread(rank: Rank) -> Counter[str]:
 
 # The same rank recorded by PyTorch's profiler and by Nsight Systems: compared where both were recording.
 
-# share by which the device's time may differ before the two are said to disagree
+# share by which the device's time may differ before the two are reported to disagree
 _MAX_APART = 0.02
 
 
@@ -718,7 +718,7 @@ class Run(ArrayRecord):
     name: str
     #: by rank number
     ranks: tuple[Rank, ...]
-    #: `run.json`, empty for a job recorded by somebody else
+    #: `run.json`, empty for a job that stepscope did not record
     description: dict[str, Any] = field(default_factory=dict)
     #: step logs of a run folder, by rank
     logs: tuple[StepLog, ...] = ()
@@ -739,14 +739,14 @@ class Run(ArrayRecord):
     jobs: int = 1
     #: the same run with all its ranks, outlined; None where `ranks` are all
     everyone: "Run | None" = None
-    #: which of the ranks `ranks` are, and what is said of the others; empty where they are all
+    #: which of the ranks `ranks` are, with a note on the others; empty where they are all
     sampling: str = ""
     #: how a file of the run is named: by its path, or by the address it was copied from
     shown_path: Callable[[str], str] = str
 
     @property
     def world_size(self) -> int | None:
-        """Return the number of ranks in the job, None where no file says it."""
+        """Return the number of ranks in the job, None where no file has it."""
         said = [*(r.world_size for r in self.ranks), believable_world(self.description.get("world_size"))]
         known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
@@ -828,7 +828,7 @@ def load_sources(
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     lines += [*damaged, *lost, *since]
-    # Ranks that are only outlined cannot be put into other steps.
+    # Outlined ranks cannot be given other steps.
     if not everyone and any(PASSES_NS in log.numbers for log in logs):
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
         lines += in_words

@@ -41,7 +41,7 @@ from stepscope.trace.table import (
 
 # Process groups of a rank, and their members.
 
-# a group said to be larger is not written out
+# larger groups are not written out
 _MAX_RANKS = 1 << 20
 MAX_RANK = 1 << 30
 
@@ -727,7 +727,7 @@ def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
 
 # Input sizes from the shapes and types that the profiler writes.
 #
-# They come from a file that anybody may have written: what is no shape is unknown, never an error.
+# Shapes are not trusted: a malformed one is unknown, never an error.
 
 # a tensor of more than a petabyte is no tensor
 _MAX_ELEMENTS = 1 << 50
@@ -1532,7 +1532,7 @@ class Rank(ArrayRecord):
 
     @property
     def world_size(self) -> int | None:
-        """Return the number of ranks in the job as this one knows it; None where the trace does not say."""
+        """Return the number of ranks in the job by this rank's trace; None where it is not recorded."""
         return believable_world(self.distributed.get("world_size"))
 
 

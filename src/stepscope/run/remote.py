@@ -232,7 +232,7 @@ class _Links(HTMLParser):
 
 # files copied at once: most of the time is waiting
 _AT_ONCE = 8
-# of the disk, for everybody else
+# of the disk, left free for others
 _KEPT_FREE_BYTES = 1 << 30
 # Called with files copied so far and files in all.
 CopyProgress = Callable[[int, int], None]
@@ -254,7 +254,7 @@ class Copies:
 
 
 def named_as_given(run: Run, copies: Copies) -> Run:
-    """Return a run that was read from copies and speaks of the addresses they were made from."""
+    """Return a run that was read from copies with the original addresses in its messages."""
     if not copies.made_from:
         return run
     return replace(

@@ -47,7 +47,7 @@ class Running:
     ranks: tuple[RunningRank, ...]
     #: the first steps of the lowest rank
     first: tuple[Line, ...]
-    #: run.json as far as it is there: after a window, and at the end
+    #: run.json, if written yet: after a window, and at the end
     description: Mapping[str, Any]
     #: of the lowest rank, where there are some
     facts: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Running:
 
 
 class RunningJob:
-    """Looks at one run folder; each `look` goes on where the last one ended."""
+    """Incremental reader of one run folder; each `look` continues where the last one ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

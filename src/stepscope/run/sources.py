@@ -48,7 +48,7 @@ class Sources:
     """The trace files of a run."""
 
     files: tuple[Source, ...]
-    #: where they lie, if a folder was given
+    #: their folder, if one was given
     folder: Path | None
     #: one line per file that was given twice, or under two names; it counts once
     repeated: tuple[str, ...]
@@ -97,7 +97,7 @@ def runs_in(given: str) -> list[Path]:
             folder
         ]
     except (OSError, ValueError) as error:
-        # A run that cannot be looked into would be missing from its set without a word.
+        # An unreadable run would be missing from its set without a warning.
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot list runs in {_shown([given])}: {printable(reason)}; check the path") from error
 
@@ -128,7 +128,7 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
             and all(is_unreadable_report(source.path) for source in _in_folder(folder))
             and any(folder.glob(_STEP_LOGS))
         )
-    except (OSError, ValueError):  # said by `find_sources`
+    except (OSError, ValueError):  # reported by `find_sources`
         return False
 
 
@@ -136,7 +136,7 @@ def is_without_traces(given: str) -> bool:
     """Return whether this is a folder in which nothing is named like a trace."""
     try:
         return Path(given).is_dir() and not _in_folder(Path(given))
-    except (OSError, ValueError):  # said by `find_sources`
+    except (OSError, ValueError):  # reported by `find_sources`
         return False
 
 
@@ -265,7 +265,7 @@ def _of_rank(folder: Path) -> list[Path]:
 def _directly_in(folder: Path) -> list[Source]:
     names = sorted(p for p in folder.iterdir() if p.name.endswith(_TRACE_ENDINGS) and p.name != CACHE_FOLDER)
     return [
-        # A report of Nsight Systems that nothing here can read loses no rank: it says so itself.
+        # A report of Nsight Systems that cannot be read here loses no rank: it is reported separately.
         Source(p, claimed=rank_in_name(p.name) is not None and not p.name.endswith(NSYS_REPORT))
         for p in names
         if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)

@@ -284,7 +284,7 @@ class LogTables:
 
 
 class RunTables:
-    """The tables of one run. The account is made, as `account` says, and imported, where a table needs it."""
+    """The tables of one run. The account is imported and made only where a table needs it, by `account`."""
 
     def __init__(self, run: Run, *, account: "Account | Callable[[Run], Account] | None" = None) -> None:
         self._run = run
@@ -319,7 +319,7 @@ class RunTables:
 
     @property
     def late_warnings(self) -> tuple[str, ...]:
-        """Return those of the account, as far as one was made."""
+        """Return those of the account, if one was made."""
         return self.account.late_warnings if "account" in self.__dict__ else ()
 
     @cached_property

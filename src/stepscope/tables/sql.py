@@ -50,7 +50,7 @@ def require_duckdb() -> Any:
 
 
 def run_query(tables: "RunTables", sql: str) -> Answer:
-    """Return the answer to one query; a `UsageError` where it is no SQL or asks for what is not there."""
+    """Return the answer to one query; a `UsageError` for invalid SQL or unknown tables and columns."""
     duckdb = require_duckdb()
     connection = duckdb.connect(":memory:", config=_CONFIG)
     for name in named_tables(sql):
@@ -59,7 +59,7 @@ def run_query(tables: "RunTables", sql: str) -> Answer:
 
 
 def run_query_of_files(files: Mapping[str, Path], sql: str) -> Answer | None:
-    """Return the answer to one query over tables in Parquet files, None where a file is not what its name says."""
+    """Return the answer to one query over tables in Parquet files, None where a file does not match its name."""
     try:
         import duckdb
     except ImportError:

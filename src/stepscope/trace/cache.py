@@ -167,7 +167,7 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     for name, sparse in trace.args.items():
         arrays |= {f"rows/{name}": sparse.rows, f"values/{name}": sparse.values}
     for name, array in arrays.items():
-        if id(array) not in place:  # many arguments lie on the same rows
+        if id(array) not in place:  # many arguments are on the same rows
             place[id(array)] = at
             pieces.append(array.view(np.uint8).data)
             at = _aligned(at + array.nbytes)
@@ -233,7 +233,7 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
 
 def _columns(content: _Array, layout: dict[str, dict[str, Any]]) -> dict[str, _Array]:
     @cache
-    def column(at: int, kind: str, count: int) -> _Array:  # many arguments lie on the same rows
+    def column(at: int, kind: str, count: int) -> _Array:  # many arguments are on the same rows
         dtype = np.dtype(kind)
         end = at + count * dtype.itemsize
         if not 0 <= at <= end <= len(content):

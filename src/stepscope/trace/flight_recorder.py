@@ -87,7 +87,7 @@ class FlightDump:
     """What one rank's flight recorder held."""
 
     path: str
-    #: None where neither the file nor its name says it
+    #: None where neither the file nor its name has it
     rank: int | None
     version: str | None
     #: version of NCCL

@@ -151,7 +151,7 @@ class LoggedCollective:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What NCCL's own log says on one rank."""
+    """NCCL's own log of one rank."""
 
     rank: int
     version: str | None
@@ -293,7 +293,7 @@ _K = TypeVar("_K")
 
 
 def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
-    """Return what the lines of one rank's log say; of what is said twice the first counts."""
+    """Return the contents of one rank's log; of repeated facts the first counts."""
     collected = _ProcessLog()
     for raw in raw_lines:
         line = _log_line(raw)
@@ -306,7 +306,7 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
 
 
 def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
-    """Return what a log of several processes says, one for each process that says its rank, by rank."""
+    """Return the contents of a log of several processes by rank, for each process whose rank is in it."""
     by_process: dict[tuple[str, int], _ProcessLog] = {}
     for raw in raw_lines:
         line = _log_line(raw)

@@ -178,7 +178,7 @@ def _checked(value: float, most: float, name: str, bad: list[str]) -> float | No
 #
 # 1,234.5   1234.5   1'234.5        the point is the decimal mark
 # 1.234,5   1234,5   1 234,5        the comma is
-# 1,234                             either: the other numbers of the file tell
+# 1,234                             either: the other numbers of the file decide
 
 _MAX_CHARACTERS = 64
 _NUMERAL = re.compile(r"^[+-]?[\d.,'\s\u00a0\u202f]+(?:[eE][+-]?\d{1,3})?$")

@@ -34,7 +34,7 @@ from stepscope.units import NS_PER_MS, printable
 # columns of one value: all events have a duration, and are rows of a database rather than places in a text
 _SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
 _BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
-# values at most; a large block goes back to the system once it is joined, many small ones between others do not
+# values at most; a large block is returned to the system once it is joined, many small ones between others are not
 _BLOCK = 1 << 17
 
 
@@ -251,7 +251,7 @@ class NcclCall:
 
 @dataclass(frozen=True)
 class Schemas:
-    """Where the fields lie, by domain and schema."""
+    """Offsets of the fields, by domain and schema."""
 
     fields: dict[tuple[int, int], tuple[tuple[str, str, int], ...]]
 
@@ -273,7 +273,7 @@ class Schemas:
 
 
 def payload_schemas(db: Database) -> Schemas:
-    """Return where NCCL's fields lie in the payloads of this export."""
+    """Return the offsets of NCCL's fields in the payloads of this export."""
     found: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
     columns = ("domainId", "schemaId", "name", "offset")
     for chunk in db.chunks("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns):
@@ -290,7 +290,7 @@ def payload_schemas(db: Database) -> Schemas:
 
 
 def world_of(calls: Iterable[NcclCall]) -> tuple[int, int] | None:
-    """Return rank and number of ranks by a process's communicators: those of the largest, None where none says both."""
+    """Return rank and number of ranks by a process's largest communicator with both; None without one."""
     known = [(c.num_ranks, c.rank) for c in calls if c.num_ranks and c.rank is not None and c.rank < c.num_ranks]
     if not known:
         return None
@@ -328,14 +328,14 @@ _KERNEL_COLUMNS = (
 _COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
 }  # fmt: skip
-# moves of pages of unified memory: no call of the program asks for them
+# moves of pages of unified memory: not caused by a call of the program
 _PAGE_MOVES = {11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 
 
 def device_rows(db: Database, table: str, texts: Texts, *, only_process: int | None) -> Iterator[Rows]:
-    """Yield the rows of one of DEVICE_TABLES; `only_process` is whose they are where a row does not say."""
+    """Yield the rows of one of DEVICE_TABLES; `only_process` is the process of rows without one."""
     more = {
         KERNELS: _KERNEL_COLUMNS[len(_WHERE) :],
         GRAPHS: ("graphId",),
@@ -841,7 +841,7 @@ def read_nsys(
 ) -> tuple[Trace, ...]:
     """Return the tables of an export, by device and process; `progress` is called with the approximate bytes read.
 
-    `named` is the file that the user knows, where the export was made from it.
+    `named` is the user's file, where the export was made from it.
     Raises `TraceError` where it is no export, is damaged, or holds no device work.
     """
     size = Stream(Path(path)).size
@@ -1101,7 +1101,7 @@ def overview(path: str | Path, *, progress: Callable[[int], None] | None = None)
     return Overview(kernels, tuple(headers))
 
 
-# What the host did besides calling CUDA, read where a report needs it: most exports have far more of it than of CUDA.
+# Host activity other than CUDA calls, read only if a report needs it: most exports have far more of it than of CUDA.
 
 
 class HostActivity(NamedTuple):

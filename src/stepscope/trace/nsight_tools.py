@@ -20,7 +20,7 @@ from stepscope.trusted_file import is_trusted_file, make_trusted_folder
 from stepscope.units import digest_of, printable
 
 _MAX_SECONDS = 3600
-# characters of what a program says that are shown
+# characters of a program's output that are shown
 _SAID = 200
 _NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _BY_HAND = {

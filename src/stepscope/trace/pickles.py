@@ -57,7 +57,7 @@ _REFUSED = {
 
 
 class NotPlainData(ValueError):
-    """A pickle that is damaged, or holds anything but plain data; the message says what and at which byte."""
+    """A pickle that is damaged, or holds anything but plain data; the message has the reason and the offset."""
 
 
 def plain_data(pickled: bytes) -> Any:
@@ -299,8 +299,8 @@ _ACTIONS: dict[int, Callable[[_Reader], None]] = {
 
 # Large files are read in a separate process with limits on memory and time.
 #
-# The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of numbers
-# and texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
+# The calling process never has the objects of a large pickle, only what a reader made of them: plain lists of numbers
+# and texts, as JSON. Where the limit is reached the other process ends, and this one reports it in a sentence.
 
 # after gzip is taken off
 _MAX_PICKLE_BYTES = 1 << 30

@@ -171,7 +171,7 @@ def _decode_all(texts: Iterable[Text]) -> DecodedTexts:
             plain, is_sound = raw.decode(), True
         except UnicodeDecodeError:
             plain, is_sound = raw.decode(errors="replace"), False
-        if flags is _JSON:  # as next to all are that are not plain; to ask for each flag takes longer than the rest
+        if flags is _JSON:  # nearly always if not plain; a test of each flag takes longer than the rest
             plain = _one_spelling(plain)
         elif flags is not _PLAIN:
             plain, is_sound = _cleaned(plain, flags, is_sound)
@@ -422,7 +422,7 @@ class Head:
 def _read_head(data: bytes, *, complete: bool) -> Head | None:
     """Return the head of a file that begins with `data`, or None as long as it has no array of events.
 
-    `complete` says that nothing follows: then a damaged head is taken as it is.
+    `complete`: nothing follows, so a damaged head is taken as it is.
     """
     notes = ("byte-order mark",) if data.startswith(b"\xef\xbb\xbf") else ()
     text_at = _SPACE.match(data).end()  # type: ignore[union-attr]
@@ -661,7 +661,7 @@ def _parse_room(events: Events, room: Room, block: Buffer, *, last: bool) -> Non
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of the events. `clean` says that it should begin between two events."""
+    """A stretch of the events. `clean`: it should begin between two events."""
 
     pieces: list[Buffer]
     clean: bool

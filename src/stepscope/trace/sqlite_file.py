@@ -1,4 +1,4 @@
-"""An sqlite file of somebody else, opened so that nothing in it can run and nothing around it is touched.
+"""An untrusted sqlite file, opened so that nothing in it can run and nothing around it is touched.
 
 Read-only and immutable: no journal is replayed, no lock taken, no file written. Only plain tables are read, never views
 or virtual tables, and of them only columns that are stored, never computed ones. An authorizer refuses everything but

@@ -22,7 +22,7 @@ _COMPRESSED_CHUNK = 1 << 18
 # Real traces compress 15 to 30 times.
 _MAX_RATIO = 300
 
-# fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end
+# fills a buffer with the next bytes and returns their number: fewer than it holds only at the end
 Filler = Callable[[memoryview], int]
 
 # of what is unpacked at once before damage, at most so much is lost with it

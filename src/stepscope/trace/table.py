@@ -569,7 +569,7 @@ def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
     named = np.zeros((len(EventKind), width), bool)
     named[refined[known], known % width] = True
     kinds = refined.take(place)
-    kinds.flags.writeable = False  # they are everybody's
+    kinds.flags.writeable = False  # they are shared
     return _Classified(kinds, named[:, 1:])
 
 
@@ -591,7 +591,7 @@ _RULES: dict[EventKind, Callable[[str], EventKind]] = {
 
 
 def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
-    """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
+    """Return `rule(text)` for each string id, called once per distinct id; 0 where there is no string."""
     return _of_strings(trace, ids, rule).take(ids)
 
 

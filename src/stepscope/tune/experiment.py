@@ -150,7 +150,7 @@ class Candidate:
     #: in the job's processes
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: finding ids that speak for it
+    #: ids of the findings that suggest it
     findings: tuple[str, ...] = ()
 
 
@@ -310,7 +310,7 @@ def _variables(
 # The mean, because what recurs in some steps only (a loader that starts again) is paid for too. On a GPU by the
 # device's own times, since the host runs ahead of it.
 
-# measured, below which a trial says nothing
+# measured, below which a trial is inconclusive
 MIN_STEPS = 5
 
 
@@ -330,7 +330,7 @@ class Trial:
 
 
 def trial_in(folder: Path | None, *, warmup: int, ended: str | None = None) -> Trial:
-    """Return what a trial left in its run folder; `ended` says why it did not end as it should."""
+    """Return what a trial left in its run folder; `ended` is the reason of an unexpected end."""
     logs = step_logs(folder) if folder is not None else ()
     if ended is not None or folder is None or not logs:
         return Trial(None, failed=ended or "no step of it was recorded")
@@ -553,14 +553,14 @@ class JudgedSetting:
 
     @property
     def undecided(self) -> bool:
-        """Return whether more rounds may tell what these do not."""
+        """Return whether more rounds may decide what these do not."""
         return self.why_not == _UNDECIDED
 
 
 def judged(
     candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: str | None = None
 ) -> JudgedSetting:
-    """Return what came of a setting; `tried` is how many there were."""
+    """Return the verdict on a setting; `tried` is their number."""
     times = _pairs(base, trials)
     found = gain([a for a, _ in times], [b for _, b in times], tried=tried)
     good, unchanged = ([t for t in some if t.failed is None] for some in (trials, base))
@@ -624,7 +624,7 @@ RunTrial = Callable[[str, Candidate | None], Trial]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What came of it."""
+    """Result of a search."""
 
     settings: tuple[JudgedSetting, ...]
     #: those worth keeping, together; None where there were not several
@@ -653,7 +653,7 @@ class _Series:
 
 
 def experiment(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> Experiment:
-    """Return what came of trying these settings, as far as it came."""
+    """Return the result of trying these settings, also of an interrupted search."""
     corrected = len(tried) + (len(tried) > 1)
     first = _series(tried, run, rounds=rounds, what="round")
     single = [_judged(c, first, tried=corrected) for c in tried]

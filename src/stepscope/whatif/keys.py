@@ -17,7 +17,7 @@ class Setting:
     what: str
 
 
-# every key that `--set` knows
+# every key of `--set`
 SETTINGS = (
     Setting("straggler", "off|RANK,...", "late ranks, or these, as fast as the others' median"),
     Setting("load", "even", "the same work spread evenly over the ranks"),

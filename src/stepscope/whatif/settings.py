@@ -3,7 +3,7 @@
     account = account_of(load("run-folder"))
     what_if(account, ["straggler=off", "network=2x"]).prediction.step_ns
 
-A setting that a finding proposes (`optimizer=fused`) saves what the finding says: both are the same change.
+A setting that a finding proposes (`optimizer=fused`) saves the same as the finding: both are the same change.
 """
 
 import re
@@ -99,7 +99,7 @@ class SettingChange:
     change: Change
     #: relative error of the modelled change
     doubt: float = 0.15
-    #: what a formula says it saves per step, where no replay can tell
+    #: predicted saving per step by a formula, where no replay is possible
     saving_ns: float = 0.0
     note: str | None = None
     #: the time per step that it claims to remove
@@ -324,7 +324,7 @@ _SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
 
 @dataclass(frozen=True)
 class OwnerChange:
-    """An owner whose time is to be another."""
+    """An owner with a changed time."""
 
     label: str
     owner: str
@@ -544,7 +544,7 @@ class SwitchedStep:
 
 @dataclass(frozen=True)
 class Switches:
-    """The step as it is, with each fix, and with each pair of them."""
+    """The unchanged step, with each fix, and with each pair of them."""
 
     step_ns: float
     #: which findings have a switch

@@ -140,7 +140,7 @@ class Instance:
         return int(self._exports[name](self._store, *args)) & 0xFFFFFFFF
 
     def run(self, name: str) -> None:
-        """Call an exported function that returns nothing and lets the memory be as large as it is."""
+        """Call an exported function that returns nothing and does not grow the memory."""
         self._exports[name](self._store)
 
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -165,7 +165,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Status(IntEnum):
-    """Why the scanner came back."""
+    """Why the scanner returned."""
 
     NEED_MORE = 0
     ROWS_FULL = 1
@@ -288,7 +288,7 @@ _EXHAUSTED = (
 
 
 class Room(NamedTuple):
-    """Where the bytes of a block are to lie."""
+    """Location of the bytes of a block."""
 
     #: behind where room for blocks begins
     at: int
@@ -424,7 +424,7 @@ class Scanner:
             raise MemoryLimitError(_EXHAUSTED)
 
 
-# Earliest times in a graph of waits, by the compiled module: a replay asks for them for every change it tries.
+# Earliest times in a dependency graph, by the compiled module: a replay needs them for every change it tries.
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
