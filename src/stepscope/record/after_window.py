@@ -144,7 +144,7 @@ class AfterWindow:
         return was_watching
 
     def abandon(self) -> None:
-        """End whatever runs; nothing can be written anyway."""
+        """End whatever runs: nothing can be written anyway."""
         watched, self._watched = self._watched, None
         calls, self._calls = self._calls, None
         SAMPLES.retire()

@@ -22,7 +22,7 @@ _BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 
 
 class BatchContents(NamedTuple):
-    """What one batch holds, None where it does not tell."""
+    """The contents of one batch, None where unknown."""
 
     samples: int | None
     tokens: int | None

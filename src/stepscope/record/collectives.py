@@ -1,6 +1,6 @@
 """Collectives as they happen: count, bytes, time, algorithm and bus bandwidth per operation and process group.
 
-Three sources, each for what it alone knows:
+Three sources, each with exclusive information:
 
     the tap              every collective that Python issues: exact count and bytes, and its time
     sequence numbers     how many collectives a group issued, C++ included: one call per group and step
@@ -77,7 +77,7 @@ _MAX_WAITING = 1024
 
 @dataclass(slots=True)
 class Call:
-    """One collective on its way."""
+    """One collective in flight."""
 
     operation: str
     group: str
@@ -96,8 +96,8 @@ class Call:
 class CollectiveTap:
     """Wraps the methods while it is on.
 
-    `seen(call)` hears of each collective, `timed(call, dur_ns)` of its time, and `in_python(group, ...)` of every
-    call that may issue one: when it was, and by how much the group's sequence number went on.
+    Calls `seen(call)` for each collective, `timed(call, dur_ns)` for its time, and `in_python(group, ...)` for every
+    call that may issue one, with its time and the increase of the group's sequence number.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ def _sequence_number(group: Any) -> int:
 
 
 def stride_for(calls: int) -> int:
-    """Return how many calls apart timed ones lie, so that each of a step's `calls` has its turn over the steps."""
+    """Return the distance between timed calls, so that each of a step's `calls` has its turn over the steps."""
     stride = max(1, -(-calls // 8))
     while calls and math.gcd(stride, calls) > 1:
         stride += 1
@@ -294,7 +294,7 @@ def _event() -> Any:
     return event
 
 
-# What a collective is called, and how many bytes it is about, by what torch's flight recorder says of it.
+# Name and bytes of a collective, by torch's flight recorder.
 
 
 def operation_of(profiling_name: str) -> str:
@@ -456,10 +456,10 @@ def _row(operation: str, group: str, totals: _Totals, group_size: int | None) ->
 
 # How many collectives and bytes each step had, those that C++ issued included.
 #
-# A group's sequence number says how many collectives it has issued. What Python issued is known call by call; the
+# A group's sequence number is the number of collectives it has issued. Calls from Python are known one by one; the
 # difference came from C++ (DDP's reducer, functional collectives), where only the flight recorder saw the bytes:
 #
-#     the group's number went on by 7 in a step, 2 of them in calls from Python   =>  5 came from C++
+#     the group's number rose by 7 in a step, 2 of them in calls from Python      =>  5 came from C++
 #     the recorder shows 5 in that step outside these calls, 4 MB each            =>  5 from C++ are 20 MB in this
 #     group
 #
@@ -492,19 +492,19 @@ class StepVolume:
             self._bytes += size_bytes
 
     def in_python(self, group: str, *, numbers: int, since_ns: int, until_ns: int) -> None:
-        """Note a call from Python: by how much the group's sequence number went on, and when (since the epoch)."""
+        """Note a call from Python: by how much the group's sequence number rose, and when (since the epoch)."""
         self._from_python[group] = self._from_python.get(group, 0) + numbers
         self._calls.append((group, since_ns, until_ns))
 
     def share_a_look(self, steps: int = 1) -> None:
-        """Say that steps ended whose numbers will be in the next line."""
+        """Add ended steps to the next line."""
         self._steps_shared += steps
 
     def end_of_step(self, groups: Iterable[tuple[str, int, int]], *, now_ns: int) -> dict[str, Any] | None:
         """Return `{"count", "bytes"}` of the step; None for the first one, whose beginning was not seen.
 
         `groups` are `(name, size, sequence number)`; bytes are None while those that C++ moved are not known. Where
-        steps shared a look they are sums, and `"steps"` says of how many.
+        steps share a line they are sums, and `"steps"` is the number of steps.
         """
         is_first = self._step_start_ns == 0
         count, total = self._count, self._bytes
@@ -615,7 +615,7 @@ class LiveCollectives:
     def on_step_end(self, step: int) -> dict[str, Any]:
         """Return the step's count and bytes; bytes None while those of C++ are not known.
 
-        Short steps share a look, which costs 30 us with cold caches: every tenth of a second a line has the sums of
+        Short steps share a reading, which costs 30 us with cold caches: every tenth of a second a line has the sums of
         the `steps` steps that end with it.
         """
         if self._reader is None:
@@ -648,12 +648,12 @@ class LiveCollectives:
         self._wake.set()
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Write `rank00000.collectives.jsonl` as far as it goes: a header, then a line per operation and group."""
+        """Write the current `rank00000.collectives.jsonl`: a header, then a line per operation and group."""
         with atomic_write(Path(folder) / rank_file(rank, "collectives.jsonl")) as f:
             f.writelines(json.dumps(line).encode() + b"\n" for line in self._lines(rank))
 
     def on_close(self, folder: str | Path, rank: int) -> None:
-        """Put the original methods back, read the flight recorder once more and write the file again."""
+        """Restore the original methods, read the flight recorder once more and write the file again."""
         self._tap.remove()
         self._over = True
         self._wake.set()

@@ -40,7 +40,7 @@ class RecordConfig:
     ranks: tuple[int, ...] | None = None  # ranks whose window is profiled; None: all. Step logs come from all.
     tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)
 
-    # A tool that each chosen rank runs under; `tool` is then "cuda". Its outputs lie in a folder of their own at first.
+    # A tool that each chosen rank runs under; `tool` is then "cuda". Its outputs are in a separate folder at first.
     outside_tool: str | None = None  # "nsys" or "ncu"
     outside_folder: str | None = None
     kernels: str = "regex:^(?!nccl)"  # which ncu runs again and again: never a collective's, alone
@@ -92,7 +92,7 @@ class RecordConfig:
     # How long anything of ours may take once training is over.
     close_wait_s: float = 30.0  # for this rank's own files
     others_grace_s: float = 5.0  # then for run.json, which needs the other ranks
-    other_ranks_wait_s: float = 60.0  # how long rank 0's helper goes on waiting for them, alone
+    other_ranks_wait_s: float = 60.0  # how long rank 0's helper waits for them, alone
     write_timeout_s: float = 600.0
     scratch: str | None = None  # folder of the plain trace before it is compressed; None: local temporary folder
 
@@ -127,7 +127,7 @@ class RecordConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "RecordConfig | None":
-        """Return the settings found in the environment, or None where nothing asks for a recording.
+        """Return the settings found in the environment, or None where no recording is requested.
 
         Names this version does not know are left out, so that a launcher may be newer than the job's copy.
         """

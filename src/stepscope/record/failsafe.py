@@ -1,4 +1,4 @@
-"""Training comes first: whatever fails in the recorder is one line on stderr, and the recorder goes off."""
+"""Training has priority: a failure in the recorder is one line on stderr, and the recorder turns off."""
 
 import contextlib
 import os
@@ -65,7 +65,7 @@ def say(text: str) -> None:
 
 def explain(error: BaseException) -> str:
     """Return `Kind: message (file:line)` for a warning line."""
-    import traceback  # only where something went wrong
+    import traceback  # only on errors
 
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""

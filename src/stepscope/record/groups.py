@@ -1,4 +1,4 @@
-"""The process groups this rank is in, and what the flight recorder knows of its collectives.
+"""The process groups of this rank, and the flight recorder's data about its collectives.
 
 A trace of gloo has no group in its events and a trace of NCCL has; the flight recorder has it for both. Its entries
 are written as JSON lines with the group table filled in, so that both kinds of job look alike to a reader.
@@ -76,7 +76,7 @@ def group_timeout_s() -> float | None:
 
 
 def flight_dump() -> bytes | None:
-    """Return the flight recorder's JSON as it comes; None where it recorded nothing or is not there."""
+    """Return the flight recorder's JSON unchanged; None where it recorded nothing or is not available."""
     if initialized_distributed() is None:
         return None
 

@@ -23,7 +23,7 @@ _MAX_PATH = 400
 
 
 def process_start_ns() -> int | None:
-    """Return when this process started, None where the kernel does not tell."""
+    """Return when this process started, None where the kernel does not report it."""
     try:
         ticks = int(
             Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]

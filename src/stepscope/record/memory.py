@@ -163,7 +163,7 @@ def _claim(claimed: dict[tuple[str, int], Storage], tensor: Any, category: str) 
 
 # How much memory a rank uses, at a named moment and step by step, on the device and on the host.
 #
-# `memory_snapshot("after forward")` looks closely: it walks the allocator's blocks. `MemorySampler` follows the steps
+# `memory_snapshot("after forward")` is detailed: it walks the allocator's blocks. `MemorySampler` follows the steps
 # and has to be cheap: counters of the allocator and one line of `/proc`, at most ten times a second, nothing that waits
 # for the device. The peaks are the allocator's own and are never reset, because the job may be reading them too.
 #
@@ -253,7 +253,7 @@ def host_peak_bytes() -> int:
 class MemorySampler:
     """Memory for lines of the step log: `{"memory": {...}}`, bytes throughout.
 
-    Steps shorter than the period share a look: those in between say nothing rather than something old.
+    Steps shorter than the period share a reading: those in between have none rather than an old one.
     """
 
     def __init__(self, *, period_ns: int = 100_000_000) -> None:
@@ -360,7 +360,7 @@ NO_DEVICE = "the host's allocator keeps no counters: activations and temporary m
 
 
 class MemoryTimeline:
-    """A sampler that follows regions. `stats`, `snapshot` and `objects` are how memory is looked at."""
+    """A sampler that follows regions. `stats`, `snapshot` and `objects` are its sources."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class MemoryTimeline:
         self._peak_between = ("start", "start")
 
     def on_region_begin(self, name: str) -> None:
-        """Look at the memory where a region begins."""
+        """Measure the memory where a region begins."""
         self._edge(f"begin {name}")
 
     def on_region_end(self, name: str) -> None:

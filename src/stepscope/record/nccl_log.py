@@ -1,7 +1,7 @@
 """Logs of the libraries beneath: NCCL's own, one file per rank (`--nccl-log`), and debug switches of torch.
 
 All of them are environment variables that are read once, at the first use, so they are set before training begins.
-What the user has set stays as it is. NCCL writes to a local file; at the end it becomes `rank00000.nccl.log`.
+The user's own settings are not changed. NCCL writes to a local file; at the end it becomes `rank00000.nccl.log`.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class NcclLog:
             self.why_not = f"NCCL_DEBUG={level} is already set, which logs little; unset it or set NCCL_DEBUG=INFO"
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Copy the log as far as it goes to `rank00000.nccl.log`."""
+        """Copy the log so far to `rank00000.nccl.log`."""
         log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
         if log.is_file():
             shutil.copyfile(log, Path(folder) / rank_file(rank, "nccl.log"))

@@ -1,4 +1,4 @@
-"""Where a training step's time goes on the user's own objects: loading, forward, backward, optimizer step, apart.
+"""Time of a training step on the user's own objects, by part: loading, forward, backward, optimizer step.
 
     print(stepscope.quick_check(model, loader, loss_fn, optimizer))
 
@@ -19,7 +19,7 @@ import torch
 
 from stepscope.errors import UsageError
 
-# A model, its optimizer and the random numbers, put back as they were after a trial run.
+# A model, its optimizer and the random numbers, restored after a trial run.
 #
 # State is saved separately and copied back into the same tensors, so that references to them (DDP's buckets,
 # other modules, captured graphs) stay valid. It needs memory for one copy of parameters, buffers and optimizer state.

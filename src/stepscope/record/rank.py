@@ -1,4 +1,4 @@
-"""Who this process is in the job: torch.distributed knows best, else the launcher's variables, else it is alone."""
+"""Rank of this process in the job: by torch.distributed, else by the launcher's variables, else a single process."""
 
 import os
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def has_other_ranks() -> bool:
 
 
 def place_by_variables(env: Mapping[str, str]) -> Place | None:
-    """Return the place that a launcher's variables tell, None without any."""
+    """Return the place in a launcher's variables, None without any."""
     for rank, world_size, local_rank in (  # torchrun, Slurm, Open MPI, Intel MPI and MPICH
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),

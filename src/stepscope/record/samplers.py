@@ -1,4 +1,4 @@
-"""Which samplers a recording has, by its settings. Each is made on its own: one that cannot be is said and left out."""
+"""The samplers of a recording, by its settings. Each is made separately: one that fails is reported and left out."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from stepscope.record.window.schedule import close_look_at_memory
 
 
 class Samplers:
-    """The samplers of this process, called in the order in which they came."""
+    """The samplers of this process, called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._samplers: list[Any] = []

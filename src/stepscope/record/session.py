@@ -66,7 +66,7 @@ class Recorder:
         self.regions = Regions(on_first=self.begin)
         self.samplers = Samplers()
         self.on_own_region: Callable[[], None] | None = None  # called before a region that the script marks itself
-        self._edges_matter = False  # whether a sampler looks at the edges of regions
+        self._edges_matter = False  # whether a sampler needs the edges of regions
         self._created_ns = time.time_ns()
         self._begun = False
         self._times = StepTimes(self.regions)
@@ -109,7 +109,7 @@ class Recorder:
         _current = None
         atexit.unregister(self.close)
         if self._run is None and self.on and os.getpid() == self._pid and has_other_ranks():
-            self._try(self._open_run)  # they will wait to hear that this one recorded nothing
+            self._try(self._open_run)  # they will wait for the message that this one recorded nothing
         self._try(self._close)
         self.on = False
 
@@ -227,7 +227,7 @@ class Recorder:
         self._known.note(facts)
 
     def add_sampler(self, sampler: Any) -> None:
-        """Let `sampler` see windows and steps; `samplers` says which methods it may have."""
+        """Let `sampler` see windows and steps; see `samplers` for the methods it may have."""
         self.samplers.add(sampler)
         self._edges_matter = self.samplers.has("on_region_end")
 

@@ -123,7 +123,7 @@ class Regions:
                 return
 
     def innermost(self) -> str | None:
-        """Return the region that the training thread is in, None outside of any; for a thread that only looks."""
+        """Return the current region of the training thread, None outside of any; for other threads, read-only."""
         newest = (self._stacks.get(self.training_thread) or [])[-1:]  # a copy: the stack may change meanwhile
         return newest[0].name if newest else None
 

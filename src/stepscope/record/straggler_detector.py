@@ -70,7 +70,7 @@ class FolderChannel:
 
 
 class Exchange:
-    """Hands own times out and in; `known` is what was heard last, by rank."""
+    """Exchanges own times; `known` are the last received ones, by rank."""
 
     def __init__(self, *, rank: int, world_size: int, channel: Channel | None) -> None:
         self.known: dict[int, float] = {}
@@ -105,7 +105,7 @@ class Exchange:
         while (own_ms := self._waiting.get()) is not None:
             try:
                 self.swap(own_ms)
-            except (ChannelClosed, RuntimeError, OSError, ValueError):  # the job's store went first
+            except (ChannelClosed, RuntimeError, OSError, ValueError):  # the job's store closed first
                 return
 
     def swap(self, own_ms: float) -> None:
@@ -128,7 +128,7 @@ def _number(found: Mapping[str, Any], name: str) -> float | None:
 
 
 class StragglerDetector:
-    """Own times of this rank over a window of steps, and the scores of all ranks as last heard.
+    """Own times of this rank over a window of steps, and the last received scores of all ranks.
 
     `threshold` is the score from which on a rank is late (the distance to the others' median in their spread), and
     `slowdown` how many times as slow as the others' mean it has to be as well. `every` is how often times are
@@ -167,7 +167,7 @@ class StragglerDetector:
             self._spent_ns += time.perf_counter_ns() - began_ns
 
     def step(self, own_ms: float | None = None) -> None:
-        """End a step; `own_ms` is its own time where it was measured by somebody else."""
+        """End a step; `own_ms` is its own time if measured elsewhere."""
         self._own_ms.append(self._spent_ns / 1e6 if own_ms is None else own_ms)
         self._spent_ns = 0
         self._steps += 1
@@ -177,7 +177,7 @@ class StragglerDetector:
     update = record = step  # names that other detectors use
 
     def scores(self) -> list[RankScore]:
-        """Return every rank's score as last heard, the latest first; empty while fewer than two ranks are known."""
+        """Return every rank's last received score, the latest first; empty while fewer than two ranks are known."""
         return rank_scores(self._exchange.known, threshold=self.threshold, slowdown=self.slowdown)
 
     def stragglers(self) -> list[RankScore]:
@@ -192,6 +192,6 @@ class StragglerDetector:
         return any(score.rank == self.rank for score in self.stragglers())
 
     def close(self) -> None:
-        """End the exchange; what was heard stays."""
+        """End the exchange; received values stay."""
         atexit.unregister(self.close)
         self._exchange.close()

@@ -4,9 +4,9 @@ A thread of ours wakes every 100 ms at first and every 500 ms in a long run, at 
 that run in some steps only. It notes the training thread's stack and those of all others. Three more readings show
 which thread waited for which:
 
-    gil_wait   how much later than planned our own thread ran, beyond its wait for a core: somebody held the GIL
+        gil_wait   how much later than planned our own thread ran, beyond its wait for a core: another held the GIL
     cpu        CPU time of each thread so far: the holder of the GIL ran
-    on         whether the training thread's CPU time went on while ours had the GIL: it ran outside of Python
+        on         whether the training thread's CPU time rose while ours had the GIL: it ran outside of Python
 
 It takes no sample while a profiler of the recorder is on. Early samples are handed over while the job runs.
 
@@ -48,7 +48,7 @@ _MAX_DEPTH = 100
 _MAX_KEPT_FRAMES = 16
 _MAX_TEXT = 160
 _IDLE_NS = 100_000  # a thread that used no more since the last sample and is where it was then has not moved
-_LATE_NS = 1_000_000  # a wait that is worth asking whether it was for a core
+_LATE_NS = 1_000_000  # a wait for which to check whether it was for a core
 
 # at, wait for the GIL, whether the training thread ran, its stack, its CPU time, other threads: who, stack, CPU time
 _Seen = tuple[int, int, bool, int, int, tuple[tuple[int, int, int], ...]]
@@ -73,7 +73,7 @@ class ThreadSamples:
         # by thread: where it was, its stack, its CPU time
         self._last: dict[int, tuple[tuple[int, int], int, int]] = {}
         self._epoch_ns = time.time_ns() - perf_counter_ns()
-        self._random = random.Random(0)  # the job's own stays as it is
+        self._random = random.Random(0)  # the job's generator is not touched
 
     def on_open(self, hand_over: Callable[[Callable[[Path, int], None]], object]) -> None:
         """Learn how files are handed over: by a function of a folder and the rank that writes them."""
@@ -155,7 +155,7 @@ class ThreadSamples:
         self._preempted = now - preempted if now is not None and preempted is not None else None
 
     def _sample(self, now_ns: int, late_ns: int) -> _Seen | None:
-        """Return the state of all threads, which stand still meanwhile as far as they are in Python."""
+        """Return the state of all threads, which do not run Python code meanwhile."""
         frames = sys._current_frames()
         frame = frames.get(self._training_thread)
         if frame is None:

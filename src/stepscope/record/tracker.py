@@ -154,7 +154,7 @@ _SLOWER = 0.10
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing to look at."""
+    """One problem to check."""
 
     #: long-step, slower, memory or straggler
     id: str
@@ -350,7 +350,7 @@ class PerformanceTracker:
                 self.alerts.append(alert)
                 if self._on_alert is not None:
                     self._on_alert(alert)
-        self._said &= {alert.id for alert in found}  # what is over may be said again
+        self._said &= {alert.id for alert in found}  # an alert that ended may be raised again
 
     def _safely(self, act: Callable[[], Any]) -> bool:
         try:

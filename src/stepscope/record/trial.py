@@ -1,4 +1,4 @@
-"""Put a trial into this process: settings, seeds, and the results that its recorder will write."""
+"""Apply a trial to this process: settings, seeds, and the results that its recorder will write."""
 
 import inspect
 import json
@@ -59,7 +59,7 @@ def _parameters(group: Any) -> list[Any]:
     return [group[1] if isinstance(group, tuple) else group]
 
 
-# Every setting that a trial can put into a job from inside its process, by name, and which of them took hold.
+# Every setting that a trial can apply from inside a job's process, by name, and which of them took effect.
 #
 #     loader.num_workers, .pin_memory, .prefetch_factor, .persistent_workers     arguments of every DataLoader
 #     ddp.bucket_cap_mb, .gradient_as_bucket_view                                arguments of DDP
@@ -80,7 +80,7 @@ class Settings:
         self.loaders: list[dict[str, Any]] = []  # arguments of every `DataLoader` of the script
 
     def apply(self, patches: Patches) -> None:
-        """Set all of it; what this torch does not know is said, and is then missing in `took`."""
+        """Apply all settings; one that this torch does not support is reported and missing in `took`."""
         _change_arguments(patches, DataLoader, self._change_loader)
         if self._of("ddp"):
             _change_arguments(patches, torch.nn.parallel.DistributedDataParallel, partial(self._set, "ddp"))
@@ -226,7 +226,7 @@ def _finite(value: float) -> float | None:
 
 
 def only_set(config: RecordConfig) -> None:
-    """Put the settings into a job that is not recorded."""
+    """Apply the settings to a job that is not recorded."""
     settings = Settings(config.settings)
     settings.apply(Patches())
     settings.set_switches()

@@ -1,4 +1,4 @@
-"""The end of a trial: after its last step a process writes all it knows and ends with code 0.
+"""The end of a trial: after its last step a process writes all its results and exits with code 0.
 
 Nothing of the script runs after that, neither its evaluation nor its last checkpoint. Steps that were only timed are in
 the log by then: the recorder is closed in the ordinary way, and its helper is waited for. Ranks wait for each other

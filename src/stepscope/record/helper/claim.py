@@ -16,16 +16,16 @@ from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
 from stepscope.side_file import open_private, why_no_folder
 
-# A small file that one of several processes creates, whole or not at all: who comes second hears so.
+# A small file that one of several processes creates atomically; the others get False.
 #
 # Standard library only: the helper process uses it.
 
-# how storage says that it has no room
+# errors of full storage
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def create_whole(path: Path, text: str) -> bool:
-    """Create the file with its content in one move; False where somebody was first."""
+    """Create the file with its content atomically; False where it exists."""
     temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with os.fdopen(open_private(temporary), "w", encoding="utf-8") as f:
@@ -53,7 +53,7 @@ def _create_exclusively(path: Path, text: str) -> bool:
             f.write(text)
     except OSError:
         with contextlib.suppress(OSError):
-            path.unlink()  # an empty claim would keep everybody out
+            path.unlink()  # an empty claim would block every process
         raise
     return True
 

@@ -95,7 +95,7 @@ _MODEL_AXES = ("tp", "cp", "sp", "tensor", "context", "sequence", "model", "pp",
 
 
 def strategy_of(model: Any, optimizer: Any) -> str | None:
-    """Return the strategy, `single` for one process, None where the objects do not tell."""
+    """Return the strategy, `single` for one process, None where unknown."""
     dist = initialized_distributed()
     if dist is None or dist.get_world_size() == 1:
         return "single"
@@ -288,7 +288,7 @@ def introduce(run: OpenRun, *, created_ns: int) -> None:
 
 
 def hand_over_window(run: OpenRun, outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return a window's outcome with the name of its trace, which is on its way; later windows have folders."""
+    """Return a window's outcome with the name of its trace, which is being sent; later windows have folders."""
     plain = outcome.pop("plain", None)
     if plain is None:
         return outcome

@@ -106,7 +106,7 @@ class Outbox:
         try:
             self._helper.wait(timeout=grace_s if self.failing is None else 0)
         except subprocess.TimeoutExpired:
-            self._helper.returncode = 0  # it is left alone on purpose: no warning about it at exit
+            self._helper.returncode = 0  # it continues alone on purpose: no warning about it at exit
             return False
         return True
 
@@ -206,7 +206,7 @@ def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
 # rank 0   helper claims a folder --> "folder" in the store
 # others   wait for "folder"; without a store, claim it by an id that all ranks of the job can work out alone
 
-# Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`.
+# Requests a folder from the helper by run id; returns its reply, `{"folder"}` or `{"error"}`.
 Claim = Callable[[str], dict[str, Any]]
 
 
@@ -262,7 +262,7 @@ _opened = itertools.count()
 
 
 class OpenRun:
-    """What this rank sends out of the process, and what it hears back."""
+    """This rank's connection to its helper: messages and replies."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class OpenRun:
         self.outbox.finish(own_wait_s=self.config.close_wait_s, grace_s=self.config.others_grace_s)
         if self.outbox.helper_gone:
             say(f"rank {self.place.rank}: the helper process that writes the run was killed, so the run is cut short")
-        elif self.outbox.failing and not self.failed and SEEN_VARIABLE not in os.environ:  # else the launcher says it
+        elif self.outbox.failing and not self.failed and SEEN_VARIABLE not in os.environ:  # else the launcher does
             say(f"the run is incomplete: {self.outbox.failing}; a helper process keeps trying for a minute")
         leave_word(f"{HELPER}{self.outbox.helper_pid}.{CLOSED}")
 

@@ -110,7 +110,7 @@ _ROUNDS = 8
 
 
 def boot_id() -> str | None:
-    """Return what identifies this boot of this machine, hence its clock; None where the system does not tell."""
+    """Return an id of this boot of this machine, hence of its clock; None where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -118,7 +118,7 @@ def boot_id() -> str | None:
 
 
 def register(channel: SideChannel, *, rank: int) -> int:
-    """Return the number under which this rank will ask; rank 0 serves all numbers."""
+    """Return the number of this rank's requests; rank 0 serves all numbers."""
     number = channel.count("clock/askers")
     channel.put(f"clock/asker/{number}", str(rank))
     return number

@@ -1,4 +1,4 @@
-"""The helper process: lines and messages come in on a pipe, the run folder comes out.
+"""The helper process: reads lines and messages from a pipe and writes the run folder.
 
 It needs the standard library only and never talks to torch. One runs for every rank, at low priority. When its pipe
 ends without a `close` the training process was killed: it then finishes the folder with what it has, so that even a run
@@ -8,7 +8,7 @@ retried, and those that never succeed are counted in `run.json`.
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
     {"do": "claim", "out", "run_id", "launch_id"}      choose a folder and write there -> {"folder"} or {"error"}
-    {"do": "run", "folder"}                            write where rank 0 said
+        {"do": "run", "folder"}                            write to rank 0's folder
     {"do": "trace", "plain", "name", "about": {...}}   verify, compress and move one exported trace
     {"do": "file", "plain", "name"}                    move one finished file as it is
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
@@ -59,7 +59,7 @@ from stepscope.record.window.trace_file import compress_into, place_whole, sweep
 from stepscope.side_file import open_private
 from stepscope.units import ms
 
-# `run.json`: what a run was, put together by rank 0's helper from the facts that every rank left in the folder.
+# `run.json`: the description of a run, assembled by rank 0's helper from the facts that every rank left in the folder.
 #
 #     rank00000.facts.jsonl, rank00001.facts.jsonl, ...  ->  run.json
 #
@@ -68,7 +68,7 @@ from stepscope.units import ms
 
 Facts = dict[str, Any]
 
-# Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
+# Facts of the job, equal on all ranks: taken from the lowest rank that has one.
 _OF_THE_JOB = (
     "run_id",
     "command",
@@ -309,9 +309,9 @@ def _move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     return {"status": "written", "bytes": compress_into(plain, target)}
 
 
-# Writing to storage that fails for a while: what may pass is tried again, and every failure is counted.
+# Writing to storage that fails for a while: transient errors are retried, and every failure is counted.
 #
-# A disk that is full has room again once somebody cleans up, a quota is raised, a file server comes back. The helper
+# A full disk has space again after a clean-up, a quota is raised, a file server restarts. The helper
 # process has time: while training runs nothing waits for it. Standard library only.
 
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
@@ -324,7 +324,7 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 class Retries:
-    """How long this process goes on trying, and what came of it. Used by several threads."""
+    """How long this process retries, and the failures so far. Used by several threads."""
 
     def __init__(self, while_running_s: float, *, on_failure: Callable[[OSError], None] = lambda _: None) -> None:
         self.failed_writes = 0
@@ -381,7 +381,7 @@ class Retries:
 
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
-_CLAIM_S = 20.0  # for a folder on storage that fails; the training process asks for 30
+_CLAIM_S = 20.0  # for a folder on storage that fails; the training process waits 30
 _MAX_CHECKPOINTS = 1_000  # the newest: they show which steps a restart has to repeat
 _LAST_TRIES_S = 60.0  # for all that is left when training is over
 

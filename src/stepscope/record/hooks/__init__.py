@@ -1,1 +1,1 @@
-"""Steps and regions found in an unmodified script: one small file per hook, and what they tell."""
+"""Steps and regions found in an unmodified script: one small file per hook."""

@@ -28,7 +28,7 @@ _PERIOD_NS = 100_000_000
 
 
 class GradientSync:
-    """Knows the DDP module, once the search for models has met one."""
+    """Holds the DDP module, once the search for models has found one."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ def _on_host(ddp: DistributedDataParallel) -> bool:
 
 
 def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
-    """Put the hook in, in both modules that hold the function: torch itself swaps them together."""
+    """Install the hook in both modules that hold the function: torch itself swaps them together."""
 
     routine = loop.routine
 

@@ -31,7 +31,7 @@ ATTRIBUTE = "_compiled_call_impl"
 
 
 class TimedCall:
-    """Calls the module; `begins()` says whether `ends(output)` is to be called after it."""
+    """Calls the module; `ends(output)` is called after it if `begins()` returns True."""
 
     def __init__(
         self, module: Any, compiled_call: Any, begins: Callable[[], bool], ends: Callable[[Any], None]
@@ -178,7 +178,7 @@ class ForwardHooks:
             self.search.pause()
 
     def part_ends(self, part: int) -> None:
-        """Look on between the parts."""
+        """Search between the parts."""
         self.search.resume()
 
     def step_ended(self, loop: Loop) -> None:
@@ -190,7 +190,7 @@ class ForwardHooks:
                 self.search_again()
 
     def search_again(self) -> None:
-        """Search until the step ends: somebody calls a module that we do not know (evaluation does)."""
+        """Search until the step ends: an unknown module was called (evaluation does that)."""
         if not self.search.wanted and self._later_searches < 40:
             self._later_searches += 1
             self._search(wanted=True)
@@ -271,7 +271,7 @@ def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.
 def releasing(script: Any, release: Callable[[torch.nn.Module], None]) -> Any:
     """Return `torch.jit.script` that releases a module first.
 
-    What a class or function names is looked up in the frame that calls it, which is one further up from here.
+    Names of classes and functions are looked up in the calling frame, which is one further up from here.
     """
 
     def wrapped(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Put every hook in, each on its own: one that this torch does not allow is said and left out."""
+"""Install every hook separately: one that this torch does not allow is reported and left out."""
 
 import atexit
 import gc
@@ -58,16 +58,16 @@ def _amp_install(loop: Loop, patches: Patches) -> None:
     patches.replace(GradScaler, "step", lambda step: around(step, begins, ends))
 
 
-# Autograd's anomaly detection: how long a step takes to keep a stack for every node of the graph.
+# Autograd's anomaly detection: the time that a step takes to record a stack for every node of the graph.
 #
-# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node asks Python for its stack, inside the
-# operator: no event of a profiler shows it. torch asks for it by name in a module, so that name is where it is timed.
+# With `torch.autograd.set_detect_anomaly(True)` every operator that builds a node gets its Python stack, inside the
+# operator: no event of a profiler shows it. torch looks the function up by name in a module, so it is replaced there.
 
 _MODULE = "torch.fx.traceback"
 
 
 def anomaly_install(loop: Loop, patches: Patches) -> None:
-    """Time the function that torch asks for stacks; its module has been imported."""
+    """Time the function that gives torch its stacks; its module has been imported."""
 
     def watched(format_stack: Any) -> Any:
         def timed() -> list[str]:
@@ -289,7 +289,7 @@ def _description(schedule: Any) -> dict[str, Any]:
     }
 
 
-# What stops the training thread now and then wherever it is: full garbage collections, and torch.compile compiling.
+# What interrupts the training thread at any place: full garbage collections, and torch.compile compiling.
 #
 # Young generations are collected many times a second in microseconds; only a full collection has a region. Compilations
 # of a backward may run on one of autograd's threads while the training thread waits for it.
@@ -341,7 +341,7 @@ class Recurring:
 
 # Checkpoints: functions that write models to storage, timed as a separate region, and those that read them.
 #
-# torch.save, torch.load                                    and whatever ends in them
+# torch.save, torch.load                                    and functions that call them
 # torch.distributed.checkpoint.save, async_save, load       the part on the training thread
 # safetensors.torch.save_file, load_file                    as Transformers and Accelerate save
 
@@ -404,7 +404,7 @@ class Hooks:
         self.loop.safely(self.learned.note, self.loop)
 
     def before_destroy(self) -> None:
-        """The process groups go: end the last step and let the recorder ask what they know."""
+        """End the last step and let the recorder query the process groups before they are destroyed."""
         self.finish()
         if self.loop.recorder is not None:
             self.loop.recorder.groups_end()

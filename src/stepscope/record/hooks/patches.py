@@ -43,7 +43,7 @@ class Patches:
                 setattr(owner, name, disable(replacement))
 
     def undo(self) -> bool:
-        """Put every original back; return whether there were any."""
+        """Restore every original; return whether there were any."""
         replaced, self._replaced = self._replaced, []
         for owner, name, original, _ in reversed(replaced):
             setattr(owner, name, original)
@@ -74,7 +74,7 @@ def around(original: Any, before: Callable[..., Any], after: Callable[..., None]
 # recorded job.
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
-_asking = threading.local()  # the name for which we ask the other finders ourselves
+_asking = threading.local()  # the name for which we call the other finders ourselves
 
 
 def after_import(name: str, act: Callable[[], None]) -> None:

@@ -1,1 +1,1 @@
-"""Starting a job so that it records itself: injection, signals passed on, outside tools, and what came of it."""
+"""Starting a job so that it records itself: injection, signals, outside tools, and the result."""

@@ -1,4 +1,4 @@
-"""What happens in a recorded job's process once torch is there: the hooks go in, or one line says why not."""
+"""Installs the hooks in a recorded job's process once torch is imported, or prints one line with the reason."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _has_begun = False
 
 
 def begin() -> None:
-    """Put the hooks in, as the environment asks."""
+    """Install the hooks by the environment's settings."""
     global _has_begun
     _has_begun = True
     LIFETIME.mark("torch_ns")
@@ -39,7 +39,7 @@ def begin() -> None:
     from stepscope.record.nccl_log import turn_on_nccl_log
 
     if config.nccl_log:
-        turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
+        turn_on_nccl_log(os.environ)  # now, because NCCL reads it once, when its first communicator is made
     samplers: list[Any] = []
     hooks = install(lambda: _recorder(config, samplers, hooks), unit_from(config.step_of))
     if config.trial_steps is not None:
@@ -70,7 +70,7 @@ def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
     return recorder
 
 
-# Whether somebody else records this process: one recorder is enough, and two would cancel each other's profiler.
+# Whether another recorder is active in this process: two would cancel each other's profiler.
 
 
 def already_recorded() -> bool:

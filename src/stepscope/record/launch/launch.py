@@ -38,7 +38,7 @@ from stepscope.side_file import open_private, refuse_output, why_no_folder
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run: which ranks left a step log, how many steps, and what became of the profiled window."""
+    """One run: which ranks left a step log, the number of steps, and the outcome of the profiled window."""
 
     folder: Path
     ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class RecordedRun:
     trouble: str | None  # why there is no trace
     not_written: str | None  # how often writing failed and what it cost
     unit: str | None = None  # what one step is
-    is_without_rank: bool = False  # one process, in whose environment there is none
+    is_without_rank: bool = False  # one process without a rank in its environment
     warnings: tuple[str, ...] = ()
 
 
@@ -188,7 +188,7 @@ def end_processes_of(words: str) -> None:
 
 
 def is_recorded_to(out: Path) -> bool:
-    """Return whether a process of this machine runs that is to be recorded there, whether it has begun or not."""
+    """Return whether a process of this launch runs on this machine, recording or not yet."""
     return bool(processes_of(f'"out": {json.dumps(str(out.absolute()))}'))
 
 
@@ -211,7 +211,7 @@ def _other_processes() -> list[int]:
 def _about(pid: int, what: str) -> bytes:
     try:
         return (_PROC / str(pid) / what).read_bytes()
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or is another user's
         return b""
 
 

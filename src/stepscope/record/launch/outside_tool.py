@@ -81,7 +81,7 @@ def keep_outputs(config: RecordConfig, run_folders: Sequence[Path]) -> list[Path
 
 
 def exported(outputs: Sequence[Path]) -> list[Path]:
-    """Return the outputs in the form that every machine reads, as far as the tool exports them."""
+    """Return the outputs in a form that every machine reads, where the tool can export them."""
     return [export for output in outputs if (export := _exported(output)) is not None]
 
 

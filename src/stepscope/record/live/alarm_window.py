@@ -39,7 +39,7 @@ from stepscope.units import NS_PER_MS, ms
 
 
 class LogTail:
-    """One rank's log from its beginning; `read` goes on where it ended."""
+    """One rank's log from its beginning; `read` continues where it ended."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
@@ -67,7 +67,7 @@ def _step(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found.get("dur_ns"), int) else None
 
 
-# of every rank; ten of two equal ranks on a busy machine look unequal three times in a row too often
+# of every rank; with ten, two equal ranks on a busy machine appear unequal three times in a row too often
 STEPS_PER_LOOK = 20
 # at the start and after a window: no others are held against them
 _SETTLING_STEPS = 10
@@ -79,7 +79,7 @@ Series = list[tuple[int, float]]
 
 
 class AlarmWindow:
-    """When a window is pulled, and why; `look` is called as often as one likes."""
+    """When a window is triggered, and why; `look` may be called at any rate."""
 
     def __init__(self, *, steps: int, world_size: int, pause_s: float, max_windows: int) -> None:
         self._steps, self._pause_s, self._left = steps, pause_s, max_windows
@@ -92,7 +92,7 @@ class AlarmWindow:
         self._next_pull_s = 0.0
 
     def look(self, folder: Path, now_s: float, *, is_free: bool) -> WindowRequest | None:
-        """Return a window to ask for, where an alarm has risen and nothing speaks against one now."""
+        """Return a window to request, where an alarm has risen and no pause or limit prevents it."""
         if now_s < self._next_look_s:
             return None
         self._next_look_s = now_s + self._period_s
@@ -122,8 +122,8 @@ class AlarmWindow:
 class JobAlarms:
     """The alarms of a job by its own steps: `take` is given what is new in the logs of all ranks.
 
-    A look counts once every rank has enough steps whose own time is known. Steps after a window are held against the
-    first ones after it, not against those before: what a profiler leaves behind must not pull the next window.
+    A reading counts once every rank has enough steps with a known own time. Steps after a window are compared with the
+    first ones after it, not with those before: what a profiler leaves behind must not trigger the next window.
     """
 
     def __init__(self, world_size: int) -> None:

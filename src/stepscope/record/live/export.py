@@ -119,7 +119,7 @@ class Metrics:
         self.reading: Callable[[], Mapping[str, Any]] = dict
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Take in what a rank knows of its job: what one step has of samples, tokens and operations."""
+        """Take in a rank's facts about its job: samples, tokens and operations per step."""
         flops = facts.get("flops")
         found = {
             "samples": facts.get("samples_per_step"),
@@ -288,11 +288,11 @@ class Export:
                     resource=self._resource,
                     period_s=settings.get("otlp_period_s", 10.0),
                 )
-        except UsageError as e:  # said before the job started; here it can only be from another launcher
+        except UsageError as e:  # reported before the job started; here it can only be from another launcher
             self._trouble = str(e)
 
     def state(self) -> dict[str, Any]:
-        """Return where the metrics are to be had, and what failed; for the rank's facts."""
+        """Return the address of the metrics, and what failed; for the rank's facts."""
         return {
             "metrics_url": self._endpoint.url if self._endpoint is not None else None,
             "trouble": self._trouble
@@ -504,7 +504,7 @@ def address_from(text: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """Serves `text()` from now until the process ends; `url` is None until the port is to be had."""
+    """Serves `text()` from now until the process ends; `url` is None until the port is open."""
 
     def __init__(self, address: str, text: Callable[[], str], *, local_rank: int) -> None:
         self.url: str | None = None

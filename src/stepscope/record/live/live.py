@@ -42,21 +42,21 @@ from stepscope.record.window.trace_file import place_whole
 # its answer: the plan leaves a margin for that, and a rank that receives it too late records what is left.
 
 WARMUP_STEPS = 2
-# for which the ranks' answers are waited for, on top of a few looks
+# time to wait for the ranks' answers, in addition to a few checks
 ASKED_WINDOW_ANSWER_S = 10.0
 _LOOKS = 4
 _MAX_NAMED = 4
 
 
 class Rules(NamedTuple):
-    """What rank 0 knows that bounds a plan."""
+    """Rank 0's limits of a plan."""
 
     world_size: int
     #: before which the run's own windows are not over
     free_step: int
     #: of the next window
     number: int
-    #: how often helpers look
+    #: interval of the helpers' checks
     look_s: float
     #: since the end of the last requested window; None where there was none
     since_last_s: float | None
@@ -100,7 +100,7 @@ def _refusal(answers: Mapping[int, RankStatus], rules: Rules, waited_s: float) -
     return None
 
 
-# What the system says of a process that gives no answer: its state, and the call in the kernel that it waits in.
+# System information about a process that does not answer: its state, and the kernel call that it waits in.
 
 _STATES = {
     "R": "it runs: a call in C holds the interpreter's lock",
@@ -140,7 +140,7 @@ def _waits_in(path: Path) -> str:
 
 
 class StallWatch:
-    """Hears when steps arrive, by a clock that never jumps."""
+    """Notes when steps arrive, by a monotonic clock."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -183,7 +183,7 @@ def _stall_status(watch: StallWatch, answer: dict[str, Any], now_s: float) -> di
 
 
 class Live:
-    """The watching side of one rank's helper. `tell` sends a message to the training process."""
+    """Monitoring of one rank by its helper. `tell` sends a message to the training process."""
 
     def __init__(self, settings: dict[str, Any], *, rank: int, world_size: int, tell: Callable[[Any], None]) -> None:
         self.look_s = 0.5 + world_size * 0.002
@@ -197,7 +197,7 @@ class Live:
         self._stall: dict[str, Any] | None = None
         self._durations_s: deque[float] = deque(maxlen=32)
         self._answered: str | None = None
-        self._told: str | None = None  # the plan that the training process knows
+        self._told: str | None = None  # the plan that the training process has
         self._seen: tuple[str, float] | None = None  # rank 0: the request, and since when it is known
         self._planned: WindowPlan | None = None  # rank 0: the one that is under way
         self._next_number: int = settings.get("first_number", 0)
@@ -240,7 +240,7 @@ class Live:
             self._say()
 
     def look(self) -> None:
-        """Look for requests and stalls, where it is time to."""
+        """Check for requests and stalls, at intervals."""
         now_s = time.monotonic()
         if self._folder is None or now_s < self._next_look_s:
             return
@@ -396,7 +396,7 @@ def _export(settings: dict[str, Any], **about: Any) -> Any:
 
 
 def window_outcome(folder: Path, rank: int, window: int) -> dict[str, Any] | None:
-    """Return what became of a window on one rank, None where that is not known yet.
+    """Return the outcome of a window on one rank, None where that is not known yet.
 
     `{"status", "name", "reason", "first_step", "last_step", "bytes"}`; status is `written` where there is a trace.
     """

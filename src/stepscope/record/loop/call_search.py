@@ -22,7 +22,7 @@ _MAX_PERIODS = 2_000
 
 
 class CallSearch:
-    """Off until `resume()`; gives up its turn when somebody else profiles Python, or after too many calls."""
+    """Off until `resume()`; pauses when another Python profiler is active, or after too many calls."""
 
     def __init__(self, found: Callable[[torch.nn.Module], None]) -> None:
         self.wanted = True
@@ -50,15 +50,15 @@ class CallSearch:
         self._calls_left -= 1
         if code is _MODULE_CALL:
             self.pause()
-            if torch._C._get_tracing_state() is None:  # a model that is being traced must see nothing of us
+            if torch._C._get_tracing_state() is None:  # a model that is being traced must not contain our code
                 self._found(frame.f_locals["self"])
-        elif self._calls_left <= 0:  # somebody imports, compiles or sorts a lot: more patience next time
+        elif self._calls_left <= 0:  # an import, a compilation or a large sort: a longer pause next time
             self.pause()
             self._calls_to_lose -= self._at_once
             self._at_once *= _MORE
 
 
 def step_aside() -> None:
-    """Take a search off this thread, where one watches it; it goes on after the loop's next part."""
+    """Pause a search on this thread; it resumes after the loop's next part."""
     if isinstance(getattr(sys.getprofile(), "__self__", None), CallSearch):
         sys.setprofile(None)

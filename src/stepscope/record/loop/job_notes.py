@@ -12,7 +12,7 @@ from stepscope.record.loop.loop import Loop
 
 # Samples and tokens per step, from the batches that the loader yields.
 #
-# Guessed from their shapes (see `batch_contents`), and said to be a guess. Loops that load one batch ahead show one
+# Guessed from their shapes (see `batch_contents`), and marked as a guess. Loops that load one batch ahead show one
 # batch too many in their first step, so a step's samples are the most frequent number of the steps seen so far; its
 # tokens the median of those steps, since padding and packing make them differ.
 

@@ -144,12 +144,12 @@ def _repeat(act: Callable[[], Any], times: int) -> None:
 class Routine:
     """Takes the expected events. All is done on the training thread.
 
-    The loop's methods ask it first. Hooks that know their token ask it themselves where it is `expected`: each function
-    of Python that is called on the way costs one to two microseconds in a step of a real job.
+    The loop's methods call it first. Hooks that know their token call it directly where it is `expected`: each Python
+    function that is called in between costs one to two microseconds in a step of a real job.
 
-    `whole_steps(pattern, times, ends)` hears of steps that were only timed: `times` of all their events and of the
+    `whole_steps(pattern, times, ends)` is called for steps that were only timed: `times` of all their events and the
     last one's end, `ends` what `mark()` returned at the end of each; it returns how many more may be.
-    `open_step(events, times)` hears of one in which the next event is not what was expected.
+    `open_step(events, times)` is called for one in which the next event is not the expected one.
     """
 
     def __init__(
@@ -197,10 +197,10 @@ class Routine:
             self._ranges[0]()
 
     def takes(self, token: int, hidden_inside: int = 0) -> bool:
-        """Return whether this is the expected event: its time is noted then, and nothing else is to be done.
+        """Return whether this is the expected event: its time is then noted, and nothing else has to be done.
 
         One that does not count inside a part that is open now (`hidden_inside`), and one of another thread, leave the
-        routine as it is: see `ignores`. Autograd's own threads speak for the training thread during a backward.
+        routine unchanged: see `ignores`. Autograd's own threads act for the training thread during a backward.
         """
         if not self.on:
             return False
@@ -227,14 +227,14 @@ class Routine:
         return self._inside[self._at]
 
     def ignores(self, part: int) -> bool:
-        """Return whether an event that was not taken means nothing: the routine goes on without it.
+        """Return whether an event that was not taken is irrelevant: the routine continues without it.
 
         A backward on another thread may mean that training moved there.
         """
         return self.on and (part != BACKWARD or get_ident() == self._thread)
 
     def is_elsewhere(self) -> bool:
-        """Return whether the routine goes on and this is another thread, which does not work for it."""
+        """Return whether the routine is on and this is another thread, which does not work for it."""
         thread = get_ident()
         return self.on and thread != self._thread and not is_of_autograd(thread)
 
@@ -273,7 +273,7 @@ class Routine:
 
 
 class Repeats:
-    """Which events the step under way had so far, and whether it goes like the last one."""
+    """The events of the current step so far, and whether they match the last one."""
 
     def __init__(self) -> None:
         self.pattern: Pattern | None = None  # of the last step, where it was a regular one

@@ -131,7 +131,7 @@ class StepFinder:
         self._loads = True
 
     def load_ends(self, *, got_batch: bool) -> None:
-        """The batch came, or there are no more."""
+        """Note that the batch arrived, or there are no more."""
         if got_batch:
             self._after_evaluation = self._idle = False
             self._batches += 1
@@ -168,14 +168,14 @@ class StepFinder:
         if key not in self._names:
             index = sum(1 for known, _ in self._names.values() if known == name)
             self._names[key], self._known_since[key] = (name, index), self._ended
-            self._cycle = None  # somebody new: learn again who belongs together
+            self._cycle = None  # a new optimizer: learn again which belong together
             if self._lead is None:
                 self._lead, self._first = key, self._optimizers()
         if self._unit.kind != AUTO:
             if self._unit.kind != LOADER and self._is_over(is_load=False, comes=key):
                 self._end(None)
         elif key in self._stepped and (key == self._lead or self._lead not in self._stepped):
-            # It comes round again, so a step ended on the way here.
+            # It steps again, so a step ended in between.
             missing = (self._cycle or frozenset()) - self._stepped
             if self._interleaved and missing:
                 outer = next((r for r in missing if self._is_in_loop_of(r, key)), None)

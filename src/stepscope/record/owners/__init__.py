@@ -1,1 +1,1 @@
-"""Whose line it is: one step with Python frames after the window, and what its event tree says."""
+"""Owner lines of operators: one step with Python frames after the window, and its event tree."""

@@ -31,7 +31,7 @@ from stepscope.contract.run_folder import HOOK
 # A name that fits several files is that of the imported module; where several were imported, it is marked ambiguous.
 
 USER, LIBRARY, OURS, PLUMBING = "user", "library", "ours", "plumbing"
-# Between a line and what it calls: a frame of theirs says nothing of the work.
+# Frames between a line and what it calls that are irrelevant to the work.
 _PLUMBING = (
     "torch/nn/modules/module.py",
     "torch/_compile.py",
@@ -189,7 +189,7 @@ def main_folder() -> str:
 
 
 def project_root(paths: list[str], main: str) -> str:
-    """Return the folder that the user's files lie below."""
+    """Return the folder that contains the user's files."""
     folders = [str(Path(path).parent) for path in paths if Path(path).is_absolute()]
     if not folders:
         return main

@@ -49,7 +49,7 @@ class CallCount:
         self.why_not: str | None = None  # a step should not be watched with frames
 
     def begin(self) -> None:
-        """Count from now on, unless somebody else's profile function is there."""
+        """Count from now on, unless another profile function is set."""
         self.why_not = why_not_traced()
         if self.why_not is None:
             sys.setprofile(self._callback)

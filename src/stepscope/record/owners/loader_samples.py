@@ -6,7 +6,7 @@
     lines()      0 there; reads the slots    stops, its counts are in its slot
     retire()     255 there                   the thread ends
 
-Until then the thread only looks at one byte, fifty times a second; workers that start later have none. Workers that are
+Until then the thread only reads one byte, fifty times a second; workers that start later have none. Workers that are
 spawned instead of forked do not have the memory, and are not sampled. No file, no signal, nothing to clean up.
 """
 

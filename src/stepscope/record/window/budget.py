@@ -1,9 +1,9 @@
-"""What a profiled window may cost, and which of its limits was met first.
+"""Limits of a profiled window, and which of them was reached first.
 
-The profiler does not say how many events it holds. Three things bound them: the count of one step where there is one,
+The number of events in the profiler is not available. Three things bound it: the count of one step where there is one,
 the growth of the process's own memory (200 to 300 bytes per event while recording), and time. Memory also grows for
-reasons of the job's own: what it grew per step before the window is taken off, and inside a step, where the job's own
-tensors come and go, it speaks for events only once the step took far longer than usual, as a flood of events makes it.
+reasons in the job: its growth per step before the window is subtracted, and inside a step, where the job's tensors
+are allocated and freed, it indicates events only once the step took far longer than usual, as with a flood of events.
 """
 
 import time
@@ -97,7 +97,7 @@ class Budget:
 
 
 def anonymous_bytes() -> int | None:
-    """Return this process's own memory (no mapped files), None where the system does not tell."""
+    """Return this process's own memory (no mapped files), None where the system does not report it."""
     try:
         for line in Path("/proc/self/status").read_bytes().splitlines():
             if line.startswith(b"RssAnon:"):

@@ -1,8 +1,8 @@
-"""At most one profiler in the process, and the user's goes first.
+"""At most one profiler in the process; the user's has priority.
 
 A second profiler cancels the first, and stopping or exporting the cancelled one crashes the process. So the three
-doors through which every torch profiler goes (`_prepare_profiler`, `_enable_profiler`, `_disable_profiler` in
-`torch.autograd.profiler`) are watched: ours stays shut while another one is at work, and when another one comes
+functions that every torch profiler calls (`_prepare_profiler`, `_enable_profiler`, `_disable_profiler` in
+`torch.autograd.profiler`) are wrapped: ours does not start while another one is active, and when another one starts
 while ours runs, ours is stopped first and its results are dropped.
 """
 
@@ -22,7 +22,7 @@ import torch.autograd.profiler as doors
 
 
 class ProfilerGuard:
-    """Knows whether a profiler that is not ours is prepared or running, and calls `give_way` before one starts."""
+    """Detects whether a profiler that is not ours is prepared or running, and calls `give_way` before one starts."""
 
     def __init__(self) -> None:
         self.foreign = False
@@ -37,14 +37,14 @@ class ProfilerGuard:
             setattr(doors, name, self._watched(name, self._originals[name]))
 
     def remove(self) -> None:
-        """Leave the doors as they were, unless somebody wrapped them after us."""
+        """Restore the original functions, unless they were wrapped again after us."""
         for name, original in self._originals.items():
             if getattr(getattr(doors, name), "stepscope_guard", None) is self:
                 setattr(doors, name, original)
         self._originals = {}
 
     def is_free(self) -> bool:
-        """Return whether no profiler of somebody else is prepared or running, nor one of ours on another thread."""
+        """Return whether no other profiler is prepared or running, nor one of ours on another thread."""
         return not self.foreign and not self.left_behind and not torch.autograd._profiler_enabled()
 
     @contextmanager
@@ -125,7 +125,7 @@ class Interruptions:
         self._noted.append(Interruption(name, begin_ns, end_ns, max(0, end_ns - begin_ns - inside_ns)))
 
     def add(self, name: str, begin_ns: int, end_ns: int) -> None:
-        """Note a short one that comes very often; those right after one another are one."""
+        """Note a short, frequent one; consecutive ones are merged."""
         own_ns = end_ns - begin_ns
         if self._noted and (last := self._noted[-1]).name == name and begin_ns - last.end_ns < 500_000:
             self._noted[-1] = Interruption(name, last.begin_ns, end_ns, last.own_ns + own_ns)

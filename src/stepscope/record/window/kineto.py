@@ -1,4 +1,4 @@
-"""One torch profiler, driven by hand: prepare, start, stop, export, and nothing it does not need in between.
+"""One torch profiler, controlled directly: prepare, start, stop, export, and nothing it does not need in between.
 
 `torch.profiler.profile` with a schedule numbers steps from its own start; ours carry the job's numbers. Preparing it
 imports the compiler stack (over a second) even where nothing is compiled, and older versions build a Python object
@@ -37,7 +37,7 @@ def end_open_spans() -> None:
         if issubclass(type(found), torch.profiler.record_function):
             record = getattr(found, "record", None)
             if record is not None:
-                with contextlib.suppress(Exception):  # an older torch knows no such operator: no worse than before
+                with contextlib.suppress(Exception):  # an older torch has no such operator: no worse than before
                     torch.ops.profiler._record_function_exit._RecordFunction(record)
 
 
@@ -98,7 +98,7 @@ class Kineto:
 
     def __init__(self, config: RecordConfig, guard: ProfilerGuard, *, keep_events: bool) -> None:
         self._guard = guard
-        self._keep_events = keep_events  # for a callback that asks the profiler for tables
+        self._keep_events = keep_events  # for a callback that needs the profiler's tables
         self._switches = {
             "record_shapes": config.record_shapes,
             "profile_memory": config.profile_memory,
@@ -129,14 +129,14 @@ class Kineto:
             self.torch_profiler.start_trace()
 
     def pause(self) -> None:
-        """Record no operators of this thread until `resume()`; what a device does goes on being recorded."""
+        """Record no operators of this thread until `resume()`; device activity is still recorded."""
         torch.autograd._enable_record_function(False)
 
     def resume(self) -> None:
         torch.autograd._enable_record_function(True)
 
     def stop(self, *, about: dict[str, Any]) -> None:
-        """End recording and keep the results; `about` goes into the trace under the key `stepscope`."""
+        """End recording and keep the results; `about` is stored in the trace under the key `stepscope`."""
         self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))
         with self._guard.ours():
             self.torch_profiler.stop_trace()

@@ -82,7 +82,7 @@ def next_busy_step(step: int, config: RecordConfig, *, also: int, asked: Sequenc
 
 
 def close_look_at_memory(config: RecordConfig) -> int:
-    """Return the first of the two unprofiled steps whose memory is looked at closely: early, else after the windows."""
+    """Return the first of the two unprofiled steps with detailed memory: early, else after the windows."""
     if config.light or config.wait >= 4:
         return 2
     return (config.wait + config.warmup + config.active) * config.repeat + 2

@@ -113,7 +113,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's; or no number that a process can have
+    except (OSError, OverflowError):  # another user's; or no number that a process can have
         return True
     return True
 

@@ -59,7 +59,7 @@ class WatchedStep:
         return self._profiler is not None
 
     def begin(self) -> None:
-        """Start watching unless another profiler is at work; whatever fails, the step is not watched, and no more."""
+        """Start watching unless another profiler is active; on any failure the step is just not watched."""
         try:
             self.why_not = why_not_available()
             if self.why_not is None and not self._guard.is_free():
@@ -188,7 +188,7 @@ def _convolution_backward(shapes: Shapes, inputs: Inputs) -> int:
 
 # One step's operators, counted while they run: how many events a step makes and how many FLOPs it does.
 #
-# A profiler with shapes watches the first step after the window. It only looks: no operator is replaced or decomposed,
+# A profiler with shapes watches the first step after the window. No operator is replaced or decomposed,
 # so results stay bit-equal, compiled code included.
 
 

@@ -62,7 +62,7 @@ class Watchdog:
         while not stopped.wait(0.1):
             if not self._is_asked:
                 self._is_asked = True
-                if ctypes.pythonapi.Py_AddPendingCall(self._called, None) != 0:  # others ask for too many
+                if ctypes.pythonapi.Py_AddPendingCall(self._called, None) != 0:  # too many other pending calls
                     self._is_asked = False
 
     def _call(self, _: object) -> int:
@@ -115,7 +115,7 @@ _OTHER_PROFILER = "another profiler is active in this process; ours stays out of
 
 
 def replaces_export(on_trace_ready: Callable[[Any], Any] | None) -> bool:
-    """Return whether a callback takes the trace over; one that says `exports_too` only looks at the profiler."""
+    """Return whether a callback takes over the trace; one with `exports_too` set only reads the profiler."""
     return on_trace_ready is not None and not getattr(on_trace_ready, "exports_too", False)
 
 
@@ -227,7 +227,7 @@ class Window:
         self._left_out = [self._first_step]
 
     def abandon(self) -> None:
-        """End whatever is open without a word: nothing can be written anyway."""
+        """End whatever is open silently: nothing can be written anyway."""
         if self.state != IDLE and self._on_its_thread():
             self._guarded(lambda: self._profiler.cancel(prepared=self.state == PREPARED))
         self.state = IDLE
