@@ -669,7 +669,7 @@ def _show_straggler(document: Document, out: Console) -> None:
             f"{row['summary']['median_step_time']:.2f}",
             f"{s['lost_throughput_pct']:.1f} %",
             f"{s['lost_low_pct']:.1f} - {s['lost_high_pct']:.1f} %",
-            f"rank {who} in {len(named)} of {len(s['found'])} runs" if named else "nobody",
+            f"rank {who} in {len(named)} of {len(s['found'])} runs" if named else "none",
             *(f"{sum(late[key] for late in right) / len(right):.1f}" if right else "-" for key in ("late_ms", "score")),
         )
     print_fitting(table, out, least_needed=("score", "95 % interval", "late by ms"))

@@ -10,7 +10,7 @@ examples:
   stepscope export run-folder/ --speedscope run.speedscope.json     open in speedscope.app
   stepscope export run-folder/ --mlflow my-experiment               curves and the report, to a tracking server
 
-Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
+Without filters a run of more than a million slices is thinned, with a note on what was left out. Times in tables are
 nanoseconds; docs/tables.md has every column.
 """
 

@@ -1,4 +1,4 @@
-"""Ask a running job for a profile window, without restarting it.
+"""Request a profile window from a running job, without restarting it.
 
 examples:
   stepscope trigger stepscope-run/
@@ -169,12 +169,12 @@ def put_request(folder: Path, request: WindowRequest) -> None:
         if create_whole(path, json.dumps({"schema": SCHEMA, **request._asdict()}, allow_nan=False) + "\n"):
             return
     except OSError as e:
-        raise InputError(f"{path}: cannot ask there: {e.strerror}; the run folder has to be writable") from e
+        raise InputError(f"{path}: cannot request a window: {e.strerror}; make the run folder writable") from e
     other, plan = read_request(folder), read_plan(folder)
     if other is None or plan is None or plan.id != other.id or plan.refused is not None:
         raise InputError(f"{folder}: another window was just requested; retry when it is over")
     steps = f"steps {plan.first} to {plan.last - 1}"
-    raise InputError(f"{folder}: another window is under way, {steps}; ask again once it is over")
+    raise InputError(f"{folder}: another window is under way, {steps}; try again once it is over")
 
 
 def withdraw(folder: Path, request: WindowRequest) -> None:

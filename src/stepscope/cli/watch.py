@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=above_zero, default=2.0, metavar="S", help="refresh interval in seconds (2)")
     parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
-        "--trigger", type=at_least_one, metavar="N", help="ask for N profiled steps where an alarm rises"
+        "--trigger", type=at_least_one, metavar="N", help="request N profiled steps when an alarm is raised"
     )
     parser.add_argument("--json", metavar="PATH", help="write each refresh as one line of JSON; - for standard output")
     add_force(parser)

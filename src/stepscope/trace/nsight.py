@@ -925,7 +925,7 @@ def _why_no_device(db: Database) -> str:
     elif any(map(_TOO_OLD.search, quoted)):
         advice = "update Nsight Systems or the driver, then record again"
     elif launches:
-        advice = "record again with a current nsys, and let the program end by itself"
+        advice = "record again with a current nsys, and let the program exit normally"
     else:
         advice = "check that the program runs without nsys and uses the GPU, then record again"
     listed = "" if any(map(db.num_rows, _DEVICE_TABLES)) else ", and lists no GPU"

@@ -82,7 +82,7 @@ def test_ranks_agree_by_files_alone(tmp_path: Path) -> None:
     ranks[1].looks()
     ranks[0].looks()
     plan = read_plan(tmp_path)
-    assert plan is not None and plan.id == "b" and "ask again in" in str(plan.refused)
+    assert plan is not None and plan.id == "b" and "try again in" in str(plan.refused)
     for rank in ranks:
         rank.live.ends(closed=True)
     assert not (tmp_path / LIVE_FOLDER).exists()

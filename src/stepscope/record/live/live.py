@@ -88,7 +88,7 @@ def _refusal(answers: Mapping[int, RankStatus], rules: Rules, waited_s: float) -
         return rules.why_never
     if rules.since_last_s is not None and rules.since_last_s < rules.pause_s:
         left_s = math.ceil(rules.pause_s - rules.since_last_s)
-        return f"the last window was over {rules.since_last_s:.0f} s ago; ask again in {left_s} s"
+        return f"the last window was over {rules.since_last_s:.0f} s ago; try again in {left_s} s"
     for rank, status in sorted(answers.items()):
         if status.stall is not None:
             return f"rank {rank} has taken no step for {status.stall.for_s:.0f} s; stepscope watch shows where it is"

@@ -585,6 +585,6 @@ def _parents_by_stack(
         for i, column in enumerate((thread, start, end)):
             wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
         if not wasm.call("stack_parents", count, first):
-            raise MemoryLimitError("call stack too deep: 100 million events or more lie inside each other")
+            raise MemoryLimitError("call stack too deep: 100 million or more nested events")
         parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
     return parents
