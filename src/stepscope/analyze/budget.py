@@ -772,8 +772,8 @@ def _union(start: Int64s, end: Int64s, keep: npt.NDArray[np.bool_]) -> Intervals
 
 # How does the budget of the window become that of the mean training step?
 #
-# The window's ordinary steps, without the profiler's cost, are the ordinary step. To it comes what recurs in other
-# steps, by the regions of the step log:
+# The window's ordinary steps, without the profiler's overhead, are the ordinary step. Recurring time of other steps is
+# added, by the regions of the step log:
 #
 #     data_loading, loader_start                                         data_loading
 #     checkpoint, evaluation, garbage_collection, compilation, others    host_stall
@@ -1071,9 +1071,7 @@ def _of_periods(budget: RankBudget, kept: Mask) -> RankBudget:
 def _corrected(
     entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: float, gap_ns: Floats | None = None
 ) -> Floats:
-    """Return the entries that sum to the unprofiled step. `gap_ns` says by part what takes longer in it, where the
-    step logs tell.
-    """
+    """Return the entries that sum to the unprofiled step. `gap_ns` is, by part, what takes longer in it by the logs."""
     out = entries.copy()
     excess = float(out.sum()) - step_ns
     if excess < 0:

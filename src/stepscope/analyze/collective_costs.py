@@ -1,4 +1,4 @@
-"""What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and who came last?"""
+"""What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and the last rank?"""
 
 from collections.abc import Sequence
 from dataclasses import fields

@@ -28,9 +28,9 @@ from stepscope.units import NS_PER_S
 
 # How many FLOPs does a step take, by the shapes that the trace recorded?
 #
-# Model FLOPs are those of the matrix products that the step's operators ran; what backward ran again (activation
-# checkpointing) is counted apart. The sum over ranks is the job's. It is given only where the shapes explain nearly
-# all of the device's matrix-product time: kernels in CUDA graphs and custom kernels leave no shapes.
+# Model FLOPs are those of the matrix products that the step's operators ran; recomputation in backward (activation
+# checkpointing) is counted separately. The sum over ranks is the job's. It is given only where the shapes explain
+# nearly all of the device's matrix-product time: kernels in CUDA graphs and custom kernels leave no shapes.
 
 _MIN_COVERAGE = 0.98
 
@@ -344,12 +344,12 @@ def _kept_union(start: Int64s, end: Int64s, keep: Mask) -> Intervals:
     return union(start[keep], end[keep])
 
 
-# How sure is each loss of the waterfall? About 95 %, in points of the peak.
+# Error of each loss of the waterfall, at about 95 %, in points of the peak.
 #
-# Two doubts add up. Steps differ: two standard errors of the mean over the recorded steps, and over ranks as far as
-# ranks were not recorded (those that all were are no sample: their mean is exact). And the profiler's cost was taken
-# from the host's losses in an order that is a model: what went from one of them may belong to another, at most as much
-# as that other holds; half of it counts.
+# Two errors add up. Steps differ: two standard errors of the mean over the recorded steps, and over ranks if some were
+# not recorded (the mean over all ranks is exact). And the order in which the profiler's overhead was subtracted from
+# the host's losses is a model: time subtracted from one of them may belong to another, at most as much as that other
+# holds; half of it counts.
 
 
 def _loss_errors(

@@ -192,8 +192,8 @@ def _costliest(group: Int64s, device: Floats, host: Floats, num_groups: int) -> 
 
 # How much work did each kernel do, in which precision, and for which operator call?
 #
-# An operator's cost is shared out among the kernels it launched, by their time. FLOPs go to those that multiply, where
-# the names tell (the sum of a split product's parts does none of them); bytes go to all.
+# An operator's cost is divided among the kernels it launched, by their time. FLOPs are assigned to those that multiply,
+# by name (the sum of a split product's parts does none of them); bytes to all.
 
 # How much work did each operator call do, by its recorded shapes, and was it done before?
 #
@@ -207,7 +207,7 @@ def _costliest(group: Int64s, device: Floats, host: Floats, num_groups: int) -> 
 # FLOPs or bytes that no operator has: a damaged or hostile trace
 _IMPOSSIBLE = 10**30
 
-# what names tell: calls that may have a cost, and nodes of the backward pass
+# by name: calls that may have a cost, and nodes of the backward pass
 _MAY_COST, _BACKWARD = 1, 2
 
 FAMILIES = tuple(Family)
@@ -844,7 +844,7 @@ def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
     return compute, costs.bytes / bandwidth  # bytes / (GB/s) is ns
 
 
-# How long are kernels, and how many lie launched and waiting on the device?
+# How long are kernels, and how many are queued on the device?
 #
 # Durations in bins that double (below 2 µs, 2 to 4 µs, ...), by what kernels are. The queue is what the host has
 # launched and the device has not begun: at 0 the device waits for the host.
@@ -1189,8 +1189,8 @@ def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -
 def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[Floats, Floats]:
     """Return the recorded occupancy in percent, and 1 where there is one.
 
-    CUPTI's estimate does not know that a kernel may ask for more shared memory than the default, finds that no block
-    fits, and says 0: most matrix products of Hopper. With less of it 0 is a very small grid.
+    CUPTI's estimate ignores that a kernel may request more shared memory than the default, so no block fits and the
+    estimate is 0: most matrix products of Hopper. With less of it 0 is a very small grid.
     """
     missing = -1  # as float64 bits that is a NaN, which no trace holds
     trace, rows = costs.rank.trace, costs.rank.work.row[kernels]
@@ -1231,7 +1231,7 @@ def _sum(sums: Iterable[_Sums], key: str) -> float:
     return sum(one.numbers[key] for one in sums)
 
 
-# What did Nsight Compute measure, where no trace says what else ran? Its launches by name, the longest first.
+# Measurements of Nsight Compute without a trace: its launches by name, the longest first.
 
 
 def measured_kernels(measured: Sequence[MeasuredLaunches]) -> tuple[Kernel, ...]:

@@ -5,7 +5,7 @@
 
 Every rank is accounted for on its own, and the job is the mean over ranks. Within a step, regions of the step log are
 their own parts: `evaluation`, `checkpoint`, `compilation`, `data_loading`, `garbage_collection`. The rest is the
-training time of the step, held against the rank's median over the whole job:
+training time of the step, compared with the rank's median over the whole job:
 
     first two steps     training time above the median is compilation and first-call initialisation
     long steps          above 1.5 times the median: what exceeds the median slowed the step down
@@ -511,7 +511,7 @@ def _after_steps(rank: RankLife, context: _Context) -> list[Segment]:
     return found
 
 
-# For people: how attempts went, and a picture over time.
+# Text output: a summary of the attempts, and a picture over time.
 
 
 def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: int | None) -> AttemptSummary:

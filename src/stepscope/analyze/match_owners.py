@@ -39,10 +39,10 @@ from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 #     wanted  a b c X d e        ->  positions in known:  0 1 2 -1 3 4
 #     known   a b c d e
 #
-# Equal beginnings and ends are taken off first, so that one stretch that was put in or left out costs nothing. What is
-# left goes through the greedy difference algorithm (Myers 1986), whose time grows with the number of differences, in
-# pieces of at most `_MAX_EDITS` differences each and with a bound on the whole: sequences that have little in common
-# stay unmatched instead of taking minutes.
+# Equal beginnings and ends are removed first, so a single inserted or missing stretch costs nothing. The rest is
+# aligned by the greedy difference algorithm (Myers 1986), whose time grows with the number of differences, in pieces of
+# at most `_MAX_EDITS` differences each and with a bound on the whole: sequences that have little in common stay
+# unmatched instead of taking minutes.
 
 NOTHING = -1
 _MAX_EDITS = 128
@@ -260,7 +260,7 @@ def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
 #
 # On a thread the sequence of (depth, name) is the same in every step, so operators are matched by their order, step by
 # step and thread by thread. Where a step has operators that the other has not, whole calls (an operator with all that
-# it calls) are laid side by side first, and what is left by single operators.
+# it calls) are aligned first, and the rest by single operators.
 #
 #     step 7        [linear [addmm]] [relu] [item]            [backward ...]
 #     with frames   [linear [addmm]] [relu]        [print]    [backward ...]
@@ -576,7 +576,7 @@ def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Own
     return None
 
 
-# Owners of a trace whose recorded steps have Python frames themselves (`with_stack=True`), made by anybody.
+# Owners of a trace whose recorded steps have Python frames themselves (`with_stack=True`), from any recorder.
 #
 #     train.py(31): step                    a frame; the line is where the function is defined
 #     nn.Module: Linear_8                   a module, known by its class and number

@@ -30,7 +30,7 @@ from stepscope.trace.table import EventKind, Int64s, of_kinds, rows_named
 
 # Which blocks of memory were allocated and freed while the profiler watched, and what did that leave at each moment?
 #
-# Every event says how many bytes at which address, negative for a free, and the allocator's totals after it. An
+# Every event has a number of bytes, negative for a free, its address, and the allocator's totals after it. An
 # allocation and the next free at its address are one block. Blocks can begin before the window and end after it.
 
 NOT_HERE = -1

@@ -233,10 +233,10 @@ def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -
 
 # Purpose of each block.
 #
-# By what the job says of its storages (`rank00000.memory.jsonl`) where that was recorded, else by the part of the step
+# By the job's own labels of its storages (`rank00000.memory.jsonl`) if recorded, else by the part of the step
 # that allocated it and how long it lived:
 #
-#     weights                 allocated where a module is built or moved to the device, or said so by the job
+#     weights                 allocated where a module is built or moved to the device, or labelled so by the job
 #     gradients               allocated in backward and alive beyond it
 #     optimizer_state         allocated in the optimizer's step and alive beyond it
 #     activations             allocated in forward and given back before the next optimizer step ends

@@ -1,9 +1,8 @@
-"""What does each line of the user's code do: does anything of it go back through autograd, into the optimizer, to the
-host or to other ranks?
+"""What does each line of the user's code do: does it feed autograd, the optimizer, the host or other ranks?
 
-Everything with the line in its stack counts. From that follows what could go without changing what is trained:
-a line is `apart` where nothing it did has a backward, it calls neither backward nor the optimizer, and it sends nothing
-to the device.
+Everything with the line in its stack counts. This shows what can be removed without changing the training: a line is
+`apart` where nothing it did has a backward, it calls neither backward nor the optimizer, and it sends nothing to the
+device.
 """
 
 import ast
@@ -627,9 +626,8 @@ def _take_turns(one: LoopLine, other: LoopLine) -> bool:
 # Lines in which the host of a CPU rank stalls in most steps.
 #
 # Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
-# there in another, mostly between the operators of the passes, which take most of the step. What the job itself does
-# comes back in the same line: the median over steps of each line's stalls, without those inside passes that the line
-# itself calls.
+# there in another, mostly between the operators of the passes, which take most of the step. The job's own stalls recur
+# in the same line: the median over steps of each line's stalls, without those inside passes that the line itself calls.
 
 
 @once_per_record

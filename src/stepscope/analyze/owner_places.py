@@ -1,7 +1,7 @@
-"""Which lines hold the time that a fix takes out?
+"""Which lines hold the time that a fix removes?
 
-The run before and after the fix is compared item by item: what device operations and the host before them no longer
-take goes to their owners. A finding is thus placed by what its saving is made of, whatever rule made it.
+The run before and after the fix is compared item by item: the time saved by device operations and the host before them
+is attributed to their owners. The location of a finding thus follows from its saving, for any rule.
 
     where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113", unless that
                is one that only calls the step as a whole

@@ -438,20 +438,19 @@ def _product(text: str) -> float:
 
 # Which ranks are late in the training, by everything that is known: the profiled steps and all logged ones.
 #
-# Five profiled steps name a rank and say why it is late; the steps without the profiler, of which there are many more,
-# say whether and by how much:
+# Five profiled steps name a rank and the cause of its lateness; the unprofiled steps, of which there are many more,
+# show whether it is late and by how much:
 #
-#     late in the trace    late in the log    the log can tell
-#     yes                  yes                yes                 late, by what the log says
-#     yes                  no                 yes                 not late: it was so in the window alone, or the log
-#     has
-#                                                                 too few steps to bear it out; a note says so
+#     late in the trace    late in the log    log conclusive
+#     yes                  yes                yes                 late, by the log
+#     yes                  no                 yes                 not late: only in the window, or the log has too few
+#                                                                 steps to confirm it; with a note
 #     no                   yes                yes                 late, the cause by the regions of the log
-#     yes                  -                  no                  late, by what the trace says
+#     yes                  -                  no                  late, by the trace
 #
-# The log can tell where the wait for the others' gradients is measured on every rank, and is the only wait: where ranks
-# also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some steps
-# only (it alone saves checkpoints) shows in what recurs (`recurring.py`).
+# The log is conclusive where the wait for the others' gradients is measured on every rank, and is the only wait: where
+# ranks also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some
+# steps only (it alone saves checkpoints) is handled by `recurring.py`.
 
 _ALL_STEPS = 1 << 40
 # of the lateness: own times by the log that are longer by more hold waits

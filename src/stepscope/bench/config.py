@@ -299,7 +299,7 @@ class ConfiguredParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Return what argparse returns, with the configuration read first: flags win, wherever they stand."""
+        """Return what argparse returns, with the configuration read first: flags win in any position."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.error = self.error  # type: ignore[method-assign]
         add_config_arguments(first)

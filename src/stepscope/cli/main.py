@@ -101,9 +101,9 @@ def _give_up_if_broken(stream: IO[str]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Put something at each of the three standard numbers that is closed, and let no letter be one too many.
+    """Open each of the three standard streams that is closed, and replace characters that cannot be encoded.
 
-    A number left free would be given to the next file opened, and what children print would end up in it.
+    Otherwise the next file opened would get a closed stream's number, and the output of children would end up in it.
     """
     for number in range(3):
         try:

@@ -3,8 +3,8 @@
     FOLDER/monday/run.json, FOLDER/monday/rank00000...   one run; also FOLDER/2026-11/monday, up to three levels below
     FOLDER/.stepscope/history.jsonl                      a line per run: key, row
 
-The key is all that a row follows from: the run's files by size, times and content, and the code itself. A row that came
-with somebody's folder fits none.
+The key covers all inputs of a row: the run's files by size, times and content, and the code itself. Rows that came with
+a copied folder do not match.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """What would the recorded step take on more devices? Same work per rank, communication among more ranks.
 
-The replay keeps the run's compute and its dependencies, so overlap is what it would be: transfers grow as
-`scale_transfers` says and show where nothing is left to hide them behind. More ranks also wait for a later last one:
-with own times that spread by sigma, the last of N is about sigma z(N) late, z(N) the expected largest of N normal
-values; what the recorded ranks waited already is in the replay, the rest is added.
+The replay has the run's compute and dependencies, so overlap is modelled: transfers grow by `scale_transfers` and are
+exposed where no compute is left to hide them. More ranks also wait for a later last one: with own times that spread by
+sigma, the last of N is about sigma z(N) late, z(N) the expected largest of N normal values; the recorded waiting is in
+the replay, the rest is added.
 """
 
 from collections.abc import Sequence

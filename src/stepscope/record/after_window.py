@@ -1,11 +1,11 @@
-"""The steps after the last window that a profiler of their own watches: one to count operators, one with frames.
+"""The steps after the last window with a separate profiler: one to count operators, one with frames.
 
     step     14      15                    16      17        18
              window  census, calls counted  frames  settling  unprofiled
 
 Which ones is a function of the settings, hence equal on all ranks. A step in which evaluation began is tried again. A
-job that ends before has neither, and `run.json` says so. Where passes without gradients come every few steps, as a
-policy's answers do, the step with frames is one that begins with them: it shows all that the loop does.
+job that ends before has neither, with a note in `run.json`. Where passes without gradients come every few steps, as
+with a policy's answers, the step with frames is one that begins with them: it shows the whole loop.
 """
 
 import tempfile

@@ -546,7 +546,7 @@ class StepVolume:
         ]
 
     def learn(self, in_cpp: Iterable[Entry]) -> None:
-        """Take in what C++ issued: steps that are there whole tell the bytes of steps like them."""
+        """Take in what C++ issued: completely recorded steps give the bytes of similar ones."""
         entries = list(in_cpp)
         for group, since_ns, until_ns, expected in list(self._steps):
             found = [e for e in entries if _group_of(e) == group and since_ns < e["time_created_ns"] <= until_ns]

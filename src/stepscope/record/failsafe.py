@@ -32,9 +32,9 @@ def leave_word(name: str, text: str = "") -> None:
 
 
 def is_news(text: str) -> bool:
-    """Return whether no process of this job on this machine has said that yet; from now on one has.
+    """Return whether no process of this job on this machine has reported that yet, and mark it as reported.
 
-    Ranks of one machine have the same to say; once is enough. An attempt after an elastic restart may say it again.
+    Ranks of one machine report the same; once is enough. An attempt after an elastic restart may report it again.
     """
     folder = os.environ.get(SEEN_VARIABLE)
     if not folder:

@@ -49,9 +49,9 @@ def _usual_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def window_of(schedule: Callable[[int], Any]) -> dict[str, int]:
-    """Return the window that a schedule of torch's profiler asks for, by asking it step by step.
+    """Return the window of a schedule of torch's profiler, by calling it step by step.
 
-    One that goes on for ever is one window. A `UsageError` where it never records.
+    An endless one is one window. A `UsageError` where it never records.
     """
     actions: list[str] = []
     while not actions or actions[-1] != _SAVE:

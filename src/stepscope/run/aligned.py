@@ -121,8 +121,8 @@ def tied_by_probes(clocks: Clocks, ties: list[ClockProbe | None], machines: list
 
 
 def within_probes(run: Run, clocks: Clocks, ties: list[ClockProbe | None]) -> Clocks:
-    """Return the clocks within the bounds of the probes; a rank whose collectives lie outside them keeps its
-    offset, and a warning says so.
+    """Return the clocks within the bounds of the probes; a rank whose collectives contradict them keeps its offset,
+    with a warning.
     """
     offset, uncertainty = clocks.offset_ns.copy(), clocks.uncertainty_ns.copy()
     against = []

@@ -304,13 +304,13 @@ _PIPELINED_BYTES = 512 << 10
 
 
 def _unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
-    """Return for each member how far apart the ends of its collective can lie although the clocks agree; times are
-    on the shared clock.
+    """Return for each member the possible spread of its collective's ends although the clocks agree, on the shared
+    clock.
 
-    A ring that is pipelined finishes on all ranks within one of its rounds: 1/(2(P-1)) of an all-reduce, 1/(P-1) of
-    a gather, scatter or exchange. A message too small for that goes around rank by rank: in the second half of an
-    all-reduce, in all of the others. A message may end on one rank a whole transfer before it ends on the other. The
-    transfer is from the last arrival to the last end, the median over all alike: a short one may be luck.
+    A pipelined ring finishes on all ranks within one of its rounds: 1/(2(P-1)) of an all-reduce, 1/(P-1) of a gather,
+    scatter or exchange. A message too small for that is passed rank by rank: in the second half of an all-reduce, in
+    all of the others. A message may end on one rank a whole transfer before it ends on the other. The transfer is from
+    the last arrival to the last end, the median over all similar ones: a short one may be luck.
     """
     if not len(matches):
         return np.empty(0)
@@ -355,8 +355,8 @@ _MIN_JUMP_NS = 5 * NS_PER_MS
 
 
 def _drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usable: Bools) -> tuple[Floats, Int64s]:
-    """Return each rank's drift in ppm against the first where a long window shows one (nan elsewhere), and what to
-    add to the offsets that goes with it. `when` is each member's end since its rank's reference.
+    """Return each rank's drift in ppm against the first where a long window shows one (nan elsewhere), and the matching
+    correction of the offsets. `when` is each member's end since its rank's reference.
     """
     drift, shift = np.full(num_ranks, np.nan), np.zeros(num_ranks, np.int64)
     lines = []

@@ -93,8 +93,8 @@ def _by_rank(dumps: list[FlightDump]) -> tuple[dict[int, FlightDump], list[str]]
 def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapshot]], list[str]]:
     """Return the snapshots of a run folder with their ranks, and a sentence for each that could not be read.
 
-    Those named as the recorder names them, and whatever else in the folder is one by its content; the rank of such a
-    file is None where its name does not say it.
+    Those named as the recorder names them, and other files in the folder by content; the rank of such a file is None
+    where its name has none.
     """
     named = [
         p

@@ -380,9 +380,9 @@ def _served_name(name: str) -> str | None:
 def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
     """Return until when a trace that was cut off is complete.
 
-    The profiler writes what the host did first, thread by thread or in time, and then what was launched in the same
-    way. So the last row of the host, and the last one of the device, tell how far it came; and it came nowhere where
-    launches of the loop's thread or of the autograd engine's are missing, or all of them on a rank with a device.
+    The profiler writes the host's events first, thread by thread or in time, and then the launched work in the same
+    way. So the last rows of the host and of the device show how far it is complete: not at all where launches of the
+    loop's thread or of the autograd engine's are missing, or all of them on a rank with a device.
     """
     host = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP, EventKind.RUNTIME, EventKind.ANNOTATION)))
     device = np.flatnonzero(of_kinds(kinds, (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)))

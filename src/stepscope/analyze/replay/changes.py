@@ -29,9 +29,9 @@ from stepscope.trace.table import EventKind, Int64s, by_string
 # The run in which a late rank is as fast as its peers.
 #
 # Ranks of one job mostly run the same program. Then the late rank takes, item by item, what a median peer takes for
-# the same item: the lateness goes from where it was. Items that no peer has (the work of whatever made it late) take
-# nothing. Where programs differ too much to be laid side by side (stages of a pipeline), the late rank is shortened
-# evenly, part by part.
+# the same item: the lateness is removed where it occurs. Items that no peer has (the cause of the lateness) take
+# nothing. Where programs differ too much to be aligned (stages of a pipeline), the late rank is shortened evenly, part
+# by part.
 
 Mask = npt.NDArray[np.bool_]
 Chosen = Sequence[Mask]
@@ -130,11 +130,11 @@ def _shortened(program: Program, peers: Sequence[Program]) -> Program:
     return _scaled(program, program.kind != EventKind.COMM_KERNEL, usual / mine)
 
 
-# The run without saving its state: copies to the host in a row, and what the host does between and around them.
+# The run without checkpointing: consecutive copies to the host, and what the host does between and around them.
 #
 # Training reads single values from the device: a loss, a flag. Many copies to the host with nothing computed between
-# them are a model or an optimizer on its way to a file. What the host does meanwhile (writing, hashing, packing) is the
-# same stop, wherever it shows: as a stall, as its own time, as waiting for the copies.
+# them are a model or an optimizer being saved. What the host does meanwhile (writing, hashing, packing) is the same
+# stop, recorded as a stall, as its own time or as waiting for the copies.
 
 # in a row: fewer are values that the loop reads
 _MIN_COPIES = 8
@@ -191,9 +191,9 @@ _GRAPH_LAUNCH_NS = 20_000
 
 
 def at_any_factor(change: Change) -> Change:
-    """Return a change that does not ask for the profiler's factor, made once for replays that differ in nothing else.
+    """Return a change that does not depend on the profiler's factor, cached for replays that differ in nothing else.
 
-    Intervals are of the same change at other factors, and to lay out a graph anew takes longer than to replay it.
+    Intervals use the same change at other factors, and building a graph takes longer than replaying it.
     """
     made: list[tuple[Replay, Replay]] = []
 
@@ -395,8 +395,8 @@ def fused_chains(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[
 #
 # Those that follow one another are one: what the host does between two copies is for the second.
 #
-# The host waits for a copy inside the operator that asks for it: where the source is pageable memory, and where
-# `non_blocking=True` was not said. What it waits for there is all that was launched before, not the copy alone.
+# The host waits for a copy inside the operator that issues it: where the source is pageable memory, and without
+# `non_blocking=True`. It waits there for everything launched before, not for the copy alone.
 
 
 @once_per_record
@@ -407,8 +407,8 @@ def copies_to_device(rank: Rank) -> Mask:
 
 
 def hidden_copies(replay: Replay, copies: Chosen, share: float = 0.0) -> Replay:
-    """Return the run in which these copies take a share of their time, none by default, and the host waits for none
-    that goes to the device.
+    """Return the run in which these copies take a share of their time, none by default, and the host waits for no copy
+    to the device.
     """
     ranks = replay.shared.run.ranks
     programs = []
@@ -450,7 +450,7 @@ def _waiting_calls(rank: Rank) -> Int64s:
 #
 # A sharded module gathers its parameters, copies them out, and packs and scatters its gradients in hooks that
 # FullyShardedDataParallel marks (`FSDP::pre_forward`, `FSDP::post_backward_reduce`). They run once per sharded unit, so
-# messages put together take their hooks with them.
+# merged messages also merge their hooks.
 
 
 def _unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
@@ -745,9 +745,9 @@ def _overlapped(
     )
 
 
-# The run with several collectives in one call, where the trace does not say how large they are.
+# The run with several collectives in one call, where their sizes are not recorded.
 #
-# Whatever its size, a call takes the latency of the operation: what the shortest of them take. Put together, `together`
+# A call of any size takes at least the latency of the operation: the time of the shortest ones. Merged, `together`
 # calls pay it once, on the network and on the host; the rest of their time stays.
 
 

@@ -28,7 +28,7 @@ from stepscope.trace.scanner.scanner import WaitGraph
 from stepscope.trace.table import EventKind, Int64s
 from stepscope.units import NS_PER_US
 
-# What does each rank do, in the order its host asks for it, and what must each thing wait for?
+# What does each rank do, in the order in which its host issues it, and what must each item wait for?
 #
 # The recorded steps as a dependency graph. One item per launched device operation, in launch order:
 #
@@ -310,9 +310,9 @@ def by_item(waits: Int64s) -> Int64s:
 
 # Programs of ranks without a device: gloo's threads take the place of the device.
 #
-# Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what it
-# spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes
-# on. A rank that meets no other (one process on a CPU) has its steps' ends as items.
+# Each collective is an item: the host issues it, one of gloo's threads carries it out. The host's own time is the time
+# between two calls while not waiting; it waits where no operator runs and nothing but a collective is active. A rank
+# without collectives (one process on a CPU) has its steps' ends as items.
 
 
 def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
@@ -410,10 +410,10 @@ def _lanes(start: Int64s, end: Int64s) -> Int64s:
 
 
 def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
-    """Return for each item the last collective that ended while the host waited before asking for it; one more for
+    """Return for each item the last collective that ended while the host waited before issuing it; one more for
     waiting after the last item.
 
-    Between two operators there is always a moment of nothing; waiting takes longer.
+    There is always a short gap between two operators; waiting takes longer.
     """
     out = np.full(len(end) + 1, NOTHING, np.int64)
     waits = np.flatnonzero(waiting.end - waiting.start >= 200 * NS_PER_US)

@@ -45,14 +45,14 @@ from stepscope.units import printable
 
 # What does a change save, at least and at most? One answer for findings and what-ifs.
 #
-# saving   = what the replay saves, shrunk as far as the replay takes longer than the step,
-#            plus what a formula says where no replay can tell;
+# saving   = the replay's saving, scaled down by how much longer the replay takes than the step,
+#            plus a formula's saving where no replay is possible;
 #            never more than the step, nor than the time the change claims to remove
-# interval = the modelled change's own error, the replay's misfit to the measured step and times that were estimated
-#            because the recorded ones are impossible, and, where the step times do not tell what the profiler costs,
-#            every saving that another cost would give; like the saving, never more than the time that can go
+# interval = the modelled change's own error, the replay's misfit to the measured step, times that were estimated
+#            because the recorded ones are impossible, and, where the step times do not determine the profiler's
+#            overhead, every saving at another overhead; like the saving, never more than the removable time
 
-# of the step: what a replay is wrong by, about, however good its inputs
+# of the step: the typical error of a replay with perfect inputs
 _MODEL_ERROR = 0.08
 # of the host factor, where the step times do not determine it
 _OTHER_FACTORS = (0.75, 1.25)
@@ -62,11 +62,11 @@ _OTHER_FACTORS = (0.75, 1.25)
 class Fix:
     """A change to a run with what is known of it beforehand."""
 
-    #: None where no replay can tell (another schedule of a pipeline)
+    #: None where no replay is possible (another schedule of a pipeline)
     change: Change | None
     #: relative error of the modelled change
     doubt: float = 0.15
-    #: what a formula says it saves per step, where no replay can tell
+    #: saving per step by a formula, where no replay is possible
     formula_ns: float = 0.0
     #: the time per step that it claims to remove; None where only the step is a limit
     limit_ns: float | None = None

@@ -41,20 +41,20 @@ from stepscope.trace.table import EventKind, Int64s, rows_named
 # Host time without the profiler, by the regions of the step log.
 #
 # The log times forward, backward and optimizer step in steps without the profiler too. Where the device decides the
-# step, the host waits in them for room in the queue, but not in all: after a pause the queue is empty. The quickest of
-# each region are thus the host's own work, and so is what the trace has of them in profiled steps without waiting.
+# step, the host waits in them for a free slot in the queue, but not in all: after a pause the queue is empty. The
+# quickest of each region are thus the host's own work, as is their time in profiled steps without waiting.
 #
 #     factor = quickest unprofiled / own profiled, summed over regions and ranks
 #
 # Waiting only makes it larger: it is a bound from above.
 
 _MIN_STEPS = 8
-# times the quickest: so much do regions differ in which the host does not wait
+# times the quickest: the spread of regions in which the host does not wait
 _QUICK = 1.5
 
 
 def logged_factor(run: Run, steps: Int64s) -> float | None:
-    """Return the largest that the host's factor can be, None where the logs do not tell."""
+    """Return an upper bound of the host's factor, None where the logs do not determine it."""
     logs = {log.rank: log for log in run.logs}
     own = quick = 0.0
     for rank in run.ranks:
@@ -125,14 +125,14 @@ def _changed(program: Program, more_ns: float, num_steps: int) -> Program:
 
 # ... or this number, where a step alone is large
 _MIN_STEADY_STEPS = 3
-# beyond this many items fewer steps are replayed: more of the same tell nothing new
+# beyond this many items fewer steps are replayed: more of the same add nothing
 _MAX_ITEMS = 24_000
 _MIN_FACTOR = 0.3
-# of the step follows the host's time: then the step times tell the factor
+# of the step follows the host's time: then the step times determine the factor
 _MOSTLY = 0.5
-# a replay this near to the unprofiled step needs no other factor: the step times could not tell it
+# a replay this near to the unprofiled step needs no other factor: the step times could not resolve it
 _AGREES = 0.04
-# of the step that a quicker host saves at most: then what the replay is off by is not the host's doing
+# of the step that a quicker host saves at most: then the replay's error is not due to the host
 _HIDDEN = 0.01
 
 
@@ -173,7 +173,7 @@ def replay_of(
     """Return the run as a model; None where no step was recorded on all ranks or nothing was launched.
 
     With `training` the ordinary steps of the window are replayed, `unprofiled_ns` is theirs, and what recurs in other
-    steps comes on top. `late_ns` gives by rank how late it is without the profiler, where that is known better. With
+    steps is added. `late_ns` gives by rank how late it is without the profiler, where that is known better. With
     `every_step` no recorded step is left out.
     """
     numbers = common_steps(shared.run.ranks)
@@ -284,7 +284,7 @@ def _without_hiccup(shared: AlignedRun, numbers: Int64s) -> tuple[Int64s, tuple[
     """Return the longest stretch of steps without one far longer than the others, and the numbers of such steps; all
     steps where long ones recur.
 
-    A single one is somebody else's doing; a few steps cannot tell.
+    A single one has an outside cause; a few steps cannot show that long ones recur.
     """
     took = np.mean([_spans(r, numbers) for r in shared.run.ranks if len(r.steps)], axis=0)
     long = far_longer(took)

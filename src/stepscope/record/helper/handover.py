@@ -1,7 +1,7 @@
-"""What a rank hands to its helper between steps: who it is, its trace, its collectives, samplers' files, its facts.
+"""What a rank sends to its helper between steps: its identity, its trace, its collectives, samplers' files, its facts.
 
-Files go by way of local disk: the helper takes them to the run folder. Where one cannot be written there, the reason
-comes back and training goes on.
+Files are written to local disk, and the helper moves them to the run folder. Where one cannot be written there, the
+reason is returned and training goes on.
 """
 
 import json

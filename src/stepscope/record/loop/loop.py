@@ -526,7 +526,7 @@ class Loop:
     def step_may_end(self, *, expected: bool) -> int:
         """Return this moment, at which a later `step_end(at_ns)` may place the end of a step.
 
-        `expected`: so it was in the steps before, which went on.
+        `expected`: the previous steps, which continued, did the same.
         """
         if not expected:
             self._repeats.break_off()

@@ -68,12 +68,12 @@ def _first_parameter(optimizer: Any) -> int:
 # p -= lr * p.grad  (no_grad)     counts up `p._version`, on any device
 # p.data = p.data - lr * p.grad   another place in memory
 # p.data.add_(p.grad, ...)        neither: on a CPU the values are compared, a few hundred of them. Elsewhere reading
-#                                 them would synchronise: there the gradients tell, once they are reset for the next
-#                                 backward, and the step's end is known a little late
-# parameters made anew            gradients by `torch.autograd.grad`, which leaves none to add to: known as late
+#                                 them would synchronise: there the update is detected when the gradients are reset for
+#                                 the next backward, so the step's end is known a little late
+# parameters made anew            gradients by `torch.autograd.grad`, which leaves none to add to: detected as late
 #
-# Sharding wrappers (FSDP) free and gather parameters around every pass, in the same version: a place in memory says
-# something only where there was one before and after.
+# Sharding wrappers (FSDP) free and gather parameters around every pass, in the same version: an address is evidence
+# only where there was one before and after.
 
 State = tuple[int, int, bytes | None]
 _MAX_NODES = 10_000

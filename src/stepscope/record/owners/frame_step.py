@@ -127,8 +127,7 @@ def _node(event: Any, function: Any) -> Any:
 #     operators             a (depth 0), b (depth 1), c (depth 0)
 #     python                before a: f's lines; before c: f's and g's; after c: f's
 #
-# Depth counts operators and annotations by time. Python time inside an annotation is Python time all the same: only
-# operators end it.
+# Depth counts operators and annotations by time. Python time continues inside an annotation: only operators end it.
 
 
 def _threads_of(

@@ -367,7 +367,7 @@ class Scanner:
         return self._wasm.may_move
 
     def room(self, number: int, size: int) -> Room:
-        """Return where to put block `number` of up to `size` bytes, that of the one before it left as it is."""
+        """Return the buffer of block `number` of up to `size` bytes, without changing that of the one before it."""
         stride = _REST_BYTES + size + _PADDING
         if _NUM_ROOMS * stride > self._capacity:
             self._capacity = _NUM_ROOMS * stride
