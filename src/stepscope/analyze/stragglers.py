@@ -496,7 +496,7 @@ def training_stragglers(
 
 
 def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
-    """Return whether the logs can rule out that a rank is late which the trace has so much later than the others."""
+    """Return whether the logs rule out that a rank is late which the trace shows late by `late_ns`."""
     traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
     told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
     return bool(told) and not told[0].is_late()

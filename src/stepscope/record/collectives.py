@@ -1,6 +1,6 @@
 """Collectives as they happen: count, bytes, time, algorithm and bus bandwidth per operation and process group.
 
-Three sources, each with exclusive information:
+Three sources, each with facts that the others lack:
 
     the tap              every collective that Python issues: exact count and bytes, and its time
     sequence numbers     how many collectives a group issued, C++ included: one call per group and step

@@ -24,12 +24,12 @@ _NO_TRACE = re.compile(
     r"^(run|report|compare|results|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$"
 )
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
-# May be the rank and may be a revision: used only where it differs between the files.
 # `rank_3`, `worker3`, `node0_rank3`: the folder of that rank
 _RANK_FOLDER = re.compile(r"^(?:\w{1,40}[-_.])?(?:rank|worker)[-_ ]?\d{1,9}$", re.IGNORECASE)
 # folders below a rank's own that are searched
 _MAX_LEVELS = 4
 _MAX_FOLDERS = 10_000
+# the rank or a revision: used only where it differs between the files
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MAX_RANKS = 1 << 30
 

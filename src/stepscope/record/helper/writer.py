@@ -311,8 +311,8 @@ def _move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
 
 # Writing to storage that fails for a while: transient errors are retried, and every failure is counted.
 #
-# A full disk has space again after a clean-up, a quota is raised, a file server restarts. The helper
-# process has time: while training runs nothing waits for it. Standard library only.
+# A full disk has space again after a clean-up, a quota is raised, a file server restarts. The helper process has time:
+# while training runs nothing waits for it. Standard library only.
 
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 _Done = TypeVar("_Done")
