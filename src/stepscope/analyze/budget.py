@@ -9,7 +9,7 @@ The first of these that holds at an instant names its part:
     a collective that no other rank matches  unknown: waiting and transfer cannot be separated
     a collective waits for a later rank      wait; pipeline_bubble between the stages of a pipeline
     the device is idle                       data_loading, launch_gap, host_sync, allocator, host_stall, unknown
-                                             by the cause (`idle.py`); other_compute where it runs another rank's work
+                                             by the cause; other_compute where it runs another rank's work
 
 Parts are integer nanoseconds and sum to the period.
 """
@@ -158,7 +158,7 @@ COMPUTE_PART = {
 # A gap ends with a device operation, and the launch of that operation shows what the device waited for:
 #
 #     launched well before the gap   the work was queued: the device's own turnaround between two operations; when
-#                                    longer, another rank of the job on the same device (`shared_device.py`), another
+#                                    longer, another rank of the job on the same device, another
 #                                    stream, or something not recorded (another job there, a dependency)
 #     launched during the gap, or    the host was late. What it did until the launch is the cause: it waited for the
 #     its launch returns there       device, allocated, loaded data, copied, stalled; or it ran operators and python,
@@ -511,7 +511,7 @@ def _between(idle: Intervals, cuts: Int64s) -> Intervals:
 #     anything else                            unknown
 #
 # Operators that only wrap others (autograd nodes, communication calls and what is around them) do not count as
-# running: the host may be waiting inside them (`host_running.py`).
+# running: the host may be waiting inside them.
 
 _WRAPPER = re.compile(rf"^{EVALUATE}|Backward\d*$|^(c10d|_c10d_functional|gloo|nccl)::?|^{RECORD}$")
 

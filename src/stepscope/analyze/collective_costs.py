@@ -154,7 +154,7 @@ def _no_steps(rank: Rank, spanned: str) -> str:
 #     comm)
 #
 # Efficiency is 1 where the step is as long as the larger of the two and 0 where they follow one another. Times are of
-# the steps' periods (`step_periods.py`), so work from before the window does not count.
+# the steps' periods, so work from before the window does not count.
 
 
 @dataclass(frozen=True, eq=False, repr=False)

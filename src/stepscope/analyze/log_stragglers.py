@@ -12,7 +12,7 @@ Lateness is the centre (`stats/robust.py`) over steps of a rank's own time less 
 Step times have long tails and are correlated (a busy machine stays busy for a while), so the confidence interval uses
 the number of independent steps that the autocorrelation leaves. A rank is late where the whole interval is above zero,
 the centre is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are named in at
-most 2 of 100 runs (`test_log_stragglers.py` and `test_real_noise.py` have size and power). With fewer than ten known
+most 2 of 100 runs (`test_log_stragglers.py`). With fewer than ten known
 steps each of them has to be late as well: a load of two seconds makes one of two equal ranks the later one in most of
 them.
 """

@@ -1,7 +1,6 @@
 """Which parallel strategies does the job use, and which process group serves which?
 
-Every collective of a group gets a role from its operation and the phase of the step in which it was issued
-(`group_roles.py` has the rules):
+Every collective of a group gets a role from its operation and the phase of the step in which it was issued:
 
     all-reduce in backward (or after it)                   ddp
     all-gather in forward, reduce-scatter in backward      fsdp-zero2; gathered again in backward: fsdp-zero3

@@ -1,7 +1,7 @@
 """A run of any number of ranks in bounded memory: every rank is read, and a limited number is analysed in full.
 
     each file -> its rank's outline        independent tasks, here or on a cluster; tables are dropped after each
-    all outlines -> clocks, waits          which ranks are late, which differ (`choice.py`)
+    all outlines -> clocks, waits          which ranks are late, which differ
     those ranks -> tables, again           everything else is of these
 
 Runs below the limit are read in full. So are runs whose files are not independent: a rank's number, or its steps, is

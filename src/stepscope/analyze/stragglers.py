@@ -1,6 +1,6 @@
 """Which ranks make the others wait, how much, how often, and why?
 
-Own times and waits show which rank is late and by how much (`lateness.py`); the reason is what the late rank does and
+Own times and waits show which rank is late and by how much; the reason is what the late rank does and
 the others do not.
 """
 
@@ -450,7 +450,7 @@ def _product(text: str) -> float:
 #
 # The log is conclusive where the wait for the others' gradients is measured on every rank, and is the only wait: where
 # ranks also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some
-# steps only (it alone saves checkpoints) is handled by `recurring.py`.
+# steps only (it alone saves checkpoints) is handled by `training_step.py`.
 
 _ALL_STEPS = 1 << 40
 # of the lateness: own times by the log that are longer by more hold waits

@@ -1,6 +1,6 @@
 """What is the mean step of the training, by all logged steps and not by those of the profiled window?
 
-    mean step = ordinary step + what recurs in some steps (`recurring.py`)
+    mean step = ordinary step + what recurs in some steps
 
 The logged steps that count ran without the profiler, after the warm-up. A step is ordinary where no cause takes
 longer than usual there and it is not far longer than the others. Causes are regions of the step log other than

@@ -28,7 +28,7 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 # Ranks agree on the order of the collectives of a group, so the k-th of a step on one rank is the k-th of that step
 # on the others. Only operations launched inside the window count: how many older ones a trace still holds differs
 # from rank to rank. Where a rank recorded fewer (a cut file, a shifted window), its sequence is placed only where
-# operation and size fit in exactly one way; otherwise it stays unmatched and is counted (`sequences.py`).
+# operation and size fit in exactly one way; otherwise it stays unmatched and is counted.
 
 # Alignment of each member's calls in a step with those of the others.
 #

@@ -119,12 +119,12 @@ def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
 # The profiler marks them (`ProfilerStep#7`). Otherwise the first of these is used:
 #
 #     ranges in which the loop itself names whole steps      `step_7`, `train_step#7`, `training_step`, `train_batch`
-#     steps of a serving engine                              `execute_...`, `step[DECODE ...]` (`serving_steps.py`)
-#     the loader's batches and the optimizer's steps         `step_marks.py`
-#     the period of the sequence of kernels                  `kernel_period.py`
+#     steps of a serving engine                              `execute_...`, `step[DECODE ...]`
+#     the loader's batches and the optimizer's steps
+#     the period of the sequence of kernels
 #     the whole window                                       one stretch of work, no step
 #
-# The last three need all ranks (`derived_steps.py`). They separate steps, but they do not bound the window.
+# The last three need all ranks. They separate steps, but they do not bound the window.
 
 # Steps of serving engines by the names of their ranges.
 #
@@ -239,7 +239,7 @@ class Steps(ArrayRecord):
     is_window: bool = False
     #: whether far longer ones before them were left out
     after_cold: bool = False
-    #: where each is a round of several: the steps that were recorded (`step_search/rounds.py`)
+    #: where each is a round of several: the steps that were recorded
     in_rounds: "Steps | None" = None
 
     def __len__(self) -> int:
@@ -723,7 +723,7 @@ def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
 # Newer versions write the arguments of the record on the kernel too, which covers launches before the window. Traces
 # without arguments (old versions) still name the operation in the range around the launch and its tensor in
 # `Input Dims`. Nearly all kernels of a job repeat, so each distinct combination is parsed once. On gloo the operator
-# (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
+# (`c10d::`) has the meaning and the `gloo:` span the time.
 
 # Input sizes from the shapes and types that the profiler writes.
 #
@@ -1164,7 +1164,7 @@ def _sum(sizes: list[int]) -> int:
 # The operator on the calling thread (`c10d::allreduce_`) is the request; the span on a gloo thread
 # (`gloo:all_reduce`) has the times. Gloo's threads take operators in call order, so a span belongs to the first
 # pending operator of a fitting kind and size. Gloo carries out a reduce-scatter as an all-reduce: the meaning is the
-# operator's. Only the flight recorder has the group (`flight.py`); without its file the group is known where the rank
+# operator's. Only the flight recorder has the group; without its file the group is known where the rank
 # has just one.
 
 # operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the

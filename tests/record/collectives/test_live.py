@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,8 @@ def test_times_of_nccl_are_known_per_step_and_by_number(alone, tmp_path):
     recorder = Recorder()
     live = LiveCollectives(entries=recorder.entries)
     live.install()
-    until, line, step = time.monotonic() + HANG_S, {}, 0
+    until, step = time.monotonic() + HANG_S, 0
+    line: dict[str, Any] = {}
     while "device_ns" not in line.get("collectives", {}) and time.monotonic() < until:
         for _ in range(2):
             dist.all_reduce(torch.ones(5))
