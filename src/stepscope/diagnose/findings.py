@@ -480,6 +480,8 @@ WORTH_NAMING_PCT = 10.0
 _LONG_NAME = 40
 # of a category's time has to go when it is taken out of the replay: else something else bounds the step
 _AGREES = 0.25
+# of the largest part: where as much is unexplained, it may be any other that bounds the step
+_AS_MUCH = 0.75
 # step by replay: below, the replay is of another job
 _FITS = 0.85
 
@@ -556,6 +558,8 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
             return Conclusion(UNCLEAR, f"{reason}; {limit.again}", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
+    if times[UNCLEAR] >= _AS_MUCH * times[largest] and times[largest] < MOSTLY * step.step_ns:
+        largest = UNCLEAR
     of_step = f"{100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account, how=True)}", None)

@@ -245,7 +245,7 @@ def _no_core(account: Account) -> Iterator[Match]:
                 "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
             ),
             *(
-                [Evidence("times it lost its core {per_step}", round(median(lost), 1), "times", "median rank")]
+                [Evidence("involuntary context switches {per_step}", round(median(lost), 1), "", "median rank")]
                 if lost
                 else []
             ),
@@ -298,7 +298,7 @@ def _gil(account: Account) -> Iterator[Match]:
         facts={"thread": holder.thread, "place": holder.text, "line": f"{holder.file}:{holder.line}"},
         evidence=(
             evidence_ms("the training thread waited for the GIL, {per_step}", spent, f"thread {holder.thread} held it"),
-            Evidence(f"of thread {holder.thread}'s time in {holder.text}", round(100 * holder.share), "%"),
+            Evidence(f"time of thread {holder.thread} in {holder.text}", round(100 * holder.share), "%"),
         ),
         where=(Where(holder.file, holder.line),) if holder.is_user else (),
     )
@@ -366,7 +366,9 @@ def _growing(account: Account) -> Iterator[Match]:
     evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
     evidence.append(evidence_ms("in the last third, at the machine's speed in the first", most.late_ns))
     if most.line:
-        evidence.append(evidence_ms("longer in the last third than in the first, per step", most.line_ns, place))
+        evidence.append(
+            evidence_ms("of it in the line, per step", min(most.line_ns, most.late_ns - most.early_ns), place)
+        )
     yield Match(
         formula_ns=spent,
         facts={"place": place, "region": most.region.replace("_", " ")},
@@ -463,7 +465,7 @@ def _part_evidence(account: Account, part: str, host_ns: float, what: str) -> li
     shown = account.step.ns(part) if account.step is not None else 0.0
     evidence = [evidence_ms(f"{PARTS[part]} {{per_step}}", shown, "average rank")]
     if account.step is not None and host_ns - shown >= NEGLIGIBLE * account.step.step_ns:
-        hidden = f"{what}, partly behind other parts, {{per_step}}"
+        hidden = f"{what}, partly hidden by other work, {{per_step}}"
         evidence.append(evidence_ms(hidden, host_ns, "median rank, ordinary steps"))
     return evidence
 
@@ -710,7 +712,7 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
         return 0.0, _MORE_WORKERS if has_workers else "", None
     local = max((len(r) for r in hosts.values() if isinstance(r, list)), default=1) if isinstance(hosts, dict) else 1
     usable = max(1, cores // max(local, 1) - 1)
-    has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} cores for {local} rank{'' if local == 1 else 's'}"
+    has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} core{'' if cores == 1 else 's'} for {local} rank{'' if local == 1 else 's'}"
     cheaper = "decode and augment ahead of time, cache the result, or augment on the device"
     step_ns = account.step.step_ns
     batch_ns, free_ns = step_ns * workers if workers else waited, max(step_ns - waited, 1.0)
@@ -1034,7 +1036,7 @@ KINDS = (
          "{place} takes longer from step to step: what it works on grows (a list, a cache, a history)",
          "Bound what grows: delete old entries, keep sums instead of histories, detach() what is kept of the graph. "
          "Assumes all steps as long as the first ones.",
-         needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="steps that grow"),
+         needs=_ON_HOST, sureness=0.8, doubt=0.25, subject="step growth"),
     Kind("host-stall", _stalls, "The host stalls inside the {step}",
          "for at least a millisecond at a time the host launches nothing and loads no data",
          "Find out what the host does between operators{stacks}. Often it is garbage collection (gc.freeze(), or gc.disable() "

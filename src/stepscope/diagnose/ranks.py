@@ -164,7 +164,7 @@ def _late_evidence(account: Account, late: Sequence[Straggler]) -> Iterator[Evid
         yield Evidence("late in", f"{s.steps_late} of {s.num_steps} steps", "", f"rank {s.rank}")
     waits = _mean_of_others(account, [s.rank for s in late], ("wait", "pipeline_bubble"))
     if waits:
-        yield evidence_ms("wait of the other ranks {per_step}", waits)
+        yield evidence_ms("other ranks wait {per_step}", waits)
     for s in late:
         where = f"rank {s.rank}"
         yield evidence_ms("own time over the median rank {per_step}", s.late_ns_per_step, where)

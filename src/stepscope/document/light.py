@@ -11,9 +11,12 @@ import numpy as np
 from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import (
+    WAITING,
     LateRank,
+    has_waits,
     is_rare,
     late_ranks,
+    lateness,
     median_ns,
     region_names,
     region_ns,
@@ -37,11 +40,15 @@ def light_json(run: LightRun) -> dict[str, Any]:
     """Return the report of a run without traces."""
     logs = run.logs
     late = late_ranks(logs, run.collective_times)
+    known = shows_late_ranks(logs, run.collective_times, run.description)
     series = log_series(logs)
     steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
     counted = [name for name in region_names(logs) if not is_rare(logs, name)]
     found = unprofiled_step(logs)
     ranks = [_rank(log, counted) for log in logs]
+    if late and not has_waits(logs, WAITING[:1]):  # the regions are the host's, the waits are not
+        for rank, one in zip(ranks, lateness(logs, run.collective_times, window_steps=len(logs[0])), strict=True):
+            rank["regions_ms"]["waiting"] = ms(max(0, max(x.own_ns for x in late) - one.own_ns))
     document = {
         "schema": SCHEMA,
         "run": _run(run),
@@ -58,7 +65,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "steadiness": steadiness_json(steady),
         "by_strategy": {},
         "verdict": "straggler-bound" if late else "unclear",
-        "verdict_reason": _reason(late, ranks, known=shows_late_ranks(logs, run.collective_times, run.description)),
+        "verdict_reason": _reason(late, ranks, known=known),
         "code": [],
         "modules": [],
         "examined": [],

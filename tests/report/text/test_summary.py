@@ -118,7 +118,7 @@ def test_a_delay_has_one_size_next_to_its_saving(late: Json) -> None:
     text = assert_fits(late)
     waits = [r["budget_ms_per_step"]["wait"] for r in late["ranks"] if r["rank"] != 63]
     wait = f"{sum(waits) / len(waits):.2f}"
-    assert f"wait of the other ranks: {wait} ms" in text
+    assert f"other ranks wait: {wait} ms" in text
     row = next(line for line in text.splitlines() if line.strip().startswith("0–62"))  # noqa: RUF001
     assert wait in row.split() and "late by" not in text
     without = assert_fits({**late, "findings": [], "findings_combined": []})

@@ -16,6 +16,7 @@ from stepscope.contract.names import CAUSES, ENERGY, PARTS, shown_parts
 from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
 from stepscope.document.sentence import (
     headline_sentence,
+    is_most,
     joules_text,
     leading_findings,
     likely_text,
@@ -285,7 +286,7 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     more = f"{rest}{' more' if shown else ''} fix{'es' * (rest > 1)}" if rest else ""
-    if len(shown) > 1 and shown == view.findings[: len(shown)]:
+    if len(shown) > 1 and shown == view.findings[: len(shown)] and _leaves_some(view, len(shown)):
         return [*rows, _together_row(view, len(shown), more, numbers[0])]
     how = "smaller or less certain" if shown else "small or uncertain"
     hidden = [
@@ -303,6 +304,11 @@ def _together(view: _View, count: int) -> tuple[str, float]:
     alone = sum(f["saving_alone_ms"] for f in view.findings[:count])
     note = " (they overlap)" if saved < 0.995 * alone else " (more than their sum)" if saved > 1.005 * alone else ""
     return f"Fixes 1–{count} together{note}", saved
+
+
+def _leaves_some(view: _View, count: int) -> bool:
+    """Return whether the first fixes together leave some of the step: estimates that exceed it are no joint saving."""
+    return view.document["findings_combined"][count - 1]["saving_ms_per_step"] < 0.99 * (view.step_ms or 0.0)
 
 
 def _numbers(view: _View, findings: Sequence[Json]) -> list[tuple[str, str]]:
@@ -324,7 +330,8 @@ def _title_room(view: _View, numbers: tuple[str, str]) -> int:
 
 def _together_row(view: _View, count: int, more: str, numbers: tuple[str, str]) -> Row:
     text, saved = _together(view, count)
-    room, total = _title_room(view, numbers), f"−{time_text(saved, view.step_ms)} ms"
+    is_bound = any(map(is_most, view.findings[:count]))
+    room, total = _title_room(view, numbers), f"{'up to ' if is_bound else '−'}{time_text(saved, view.step_ms)} ms"
     if room < _MIN_TITLE:
         return ((f"    Together {total}", "green"),)
     more = f"  -v: {more}" if more and not view.verbose else ""
@@ -460,7 +467,7 @@ def _where(view: _View, most: int) -> list[Row]:
         bars.append((PARTS["other"], _STYLES["other"], rest_ms))
     title = f" Where the {three_digits(step_ms)} ms{' of the window' * (view.whole == 'window')} go"
     title += " (average rank)" if len(view.document["ranks"]) > 1 else ""
-    waits = f"   of these, {view.ms(core_ms)} ms the training thread is ready and has no CPU core"
+    waits = f"   for {view.ms(core_ms)} ms of these the training thread is ready but has no CPU core"
     more = [*([waits] if no_core else []), *([waste] if waste else [])]
     return [
         ((_cut(title, view.width), "bold"),),
@@ -746,7 +753,7 @@ def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
     body += [f"at {', '.join(places)}"] if places and saving > 0 else []
     for line in (*body, f"→ {finding['remedy']}"):
         rows += _wrapped(printable(line, width=1000), view.width, indent="      ")
-    if number == len(view.findings) > 1:
+    if number == len(view.findings) > 1 and _leaves_some(view, number):
         text, saved = _together(view, number)
         rows += _wrapped(f"{text}: {time_text(saved, view.step_ms)} ms per {view.whole}", view.width, indent="   ")
     return rows

@@ -26,8 +26,8 @@ const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
 // Findings that save nothing on their own are notes, and come last.
 const firstFix = (report) => (report.findings[0]?.saving_alone_ms > 0 ? report.findings[0] : null);
 function together(report) {
-  const count = report.findings.filter((f) => f.saving_alone_ms > 0).length;
-  return count < 2 ? null : count === 2 ? "both together" : `all ${count} together`;
+  const count = report.findings.filter((f) => f.saving_alone_ms > 0).length, all = report.findings_combined.at(-1);
+  return count < 2 || all?.saving_ms_per_step > 0.99 * stepOf(report) ? null : count === 2 ? "both together" : `all ${count} together`;
 }
 const stepOf = (report) => report.step.unprofiled_ms ?? report.step.profiled_ms;
 
