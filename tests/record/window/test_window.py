@@ -198,7 +198,8 @@ def test_operators_that_no_hook_sees_are_bounded(at: int, tmp_path: Path) -> Non
     if at == 11:  # inside the window
         window = run_json(tmp_path)["windows"][0]["ranks"]["0"]
         assert "event budget" in window["cut"] and window["last_step"] == 11
-        assert recorded_operators(tmp_path / "run" / window["name"]) < operators  # it ended while the step went on
+        # it ended while the step went on: adding a number to a tensor is five operators
+        assert recorded_operators(tmp_path / "run" / window["name"]) < 5 * operators
     assert run_json(tmp_path)["flops_per_step"] == 512  # of another step, where the one to be counted was too much
     assert [line["step"] for line in steps(tmp_path) if line["profiled"]][-1] in (16, 17, 18)
 
