@@ -919,7 +919,7 @@ class Look:
     """of ours in a step that is only timed"""
 
 
-def soak(folder: Path, *, steps: int, looks: int) -> Iterator[Look]:
+def soak(folder: Path, *, steps: int, looks: int, samples: bool = True) -> Iterator[Look]:
     """Yield `looks` looks at a loop that is recorded in light mode, at even distances."""
     from stepscope.record.config import RecordConfig
     from stepscope.record.hooks.install import install
@@ -927,7 +927,7 @@ def soak(folder: Path, *, steps: int, looks: int) -> Iterator[Look]:
 
     torch.manual_seed(0)
     step = plain(torch.nn.Linear(2, 1))
-    recorder: Any = Recorder.start(RecordConfig(out=str(folder / "run"), light=True, telemetry=False))
+    recorder: Any = Recorder.start(RecordConfig(out=str(folder / "run"), light=True, telemetry=False, samples=samples))
     hooks = install(lambda: recorder)
     hooks.loop.start()
     tracemalloc.start()

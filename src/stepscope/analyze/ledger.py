@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.log_stragglers import WAITING, has_waits, late_ranks, region_ns, shows_late_ranks
+from stepscope.analyze.log_stragglers import HOST_WAIT, has_waits, late_ranks, region_ns, shows_late_ranks
 from stepscope.contract.step_line import (
     BACKWARD,
     CHECKPOINT,
@@ -257,7 +257,7 @@ class _StepTable:
         self._shape = (len(one.ranks), len(numbers))
         self._ranks = one.ranks
         logs = [rank.log for rank in one.ranks]
-        times = None if has_waits(logs, WAITING[:1]) else side_files(one.folder).collective_times
+        times = None if has_waits(logs, HOST_WAIT) else side_files(one.folder).collective_times
         self.shows_late_ranks = shows_late_ranks(logs, times, one.description)
         late = late_ranks(logs, times, window_steps=_WINDOW_STEPS)
         self.late = {one.rank for one in late}

@@ -34,7 +34,7 @@ from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_wi
 
 Floats = npt.NDArray[np.float64]
 
-WAITING = ("regions.gradient_sync.ns", "collectives.device_ns")  # on the host; on the device, of the last steps
+HOST_WAIT, DEVICE_WAIT = "regions.gradient_sync.ns", "collectives.device_ns"
 # in which share of runs with equal ranks any may be named late by chance
 _FALSE_ALARMS = 0.0125
 _CLIP_SIGMAS = 3.0
@@ -83,7 +83,7 @@ def late_ranks(
     return sorted(found, key=lambda late: -late.late_ns)
 
 
-def has_waits(logs: Sequence[StepLog], places: Sequence[str] = WAITING) -> bool:
+def has_waits(logs: Sequence[StepLog], *places: str) -> bool:
     """Return whether a log shows how long its rank waited for others."""
     return any(not np.isnan(log.column(place)).all() for log in logs for place in places)
 
@@ -91,13 +91,13 @@ def has_waits(logs: Sequence[StepLog], places: Sequence[str] = WAITING) -> bool:
 def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: Mapping[str, Any]) -> bool:
     """Return whether a late rank would show: with NCCL the others wait for it on the device."""
     on_host = len(logs) < 2 or "nccl" not in str(description.get("backend"))
-    return on_host or has_waits(logs) or _own_by_collectives(logs, times or {}, 1) is not None
+    return on_host or has_waits(logs, HOST_WAIT, DEVICE_WAIT) or _own_by_collectives(logs, times or {}, 1) is not None
 
 
 def lateness(logs: Sequence[StepLog], times: Times | None = None, *, window_steps: int) -> list[LateRank]:
     """Return how late each rank is with its interval, by rank; empty with too few steps."""
     by_collectives = (
-        _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs, WAITING[:1]) else None
+        _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs, HOST_WAIT) else None
     )
     own = by_collectives if by_collectives is not None else own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < 5:
@@ -166,11 +166,13 @@ def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
     known = [np.flatnonzero(~np.isnan(row)) for row in own]
     if not all(len(steps) for steps in known):
         return None
+    device = [] if has_waits(logs, HOST_WAIT) else [log.column(DEVICE_WAIT) for log in logs]
+    unknown = {bool(np.isnan(column).all()) for column in device}
+    if len(unknown) > 1:  # ranks read their recorders at different times
+        return None
+    transfer = 0.0 if True in unknown else min((np.nanmin(column) for column in device), default=0.0)
     first = min(int(steps[-window_steps:][0]) for steps in known)
-    transfers = (
-        [] if has_waits(logs, WAITING[:1]) else [np.nanmin(log.column(WAITING[1]), initial=np.inf) for log in logs]
-    )
-    return np.asarray(own[:, first:] + min((x for x in transfers if np.isfinite(x)), default=0.0))
+    return np.asarray(own[:, first:] + transfer)
 
 
 def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int) -> Floats | None:
@@ -197,7 +199,7 @@ def _own_ns(log: StepLog) -> Floats:
     """Return each step less its wait; a rank that never waits has none to take off. Profiled steps are not known,
     unless all are.
     """
-    waited = next((x for place in WAITING if not np.isnan(x := log.column(place)).all()), log.column(WAITING[0]))
+    waited = log.column(HOST_WAIT if has_waits([log], HOST_WAIT) else DEVICE_WAIT)
     waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
     own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
     return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
@@ -236,5 +238,5 @@ def median_ns(log: StepLog, values_ns: Floats) -> float | None:
 
 
 def _split(log: StepLog) -> npt.NDArray[np.bool_]:
-    told = ~np.isnan(log.column(WAITING[0]))
-    return told if told.any() else np.ones(len(log), bool)
+    known = ~np.isnan(log.column(HOST_WAIT))
+    return known if known.any() else np.ones(len(log), bool)

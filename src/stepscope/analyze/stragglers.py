@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.log_stragglers import WAITING, LateRank, lateness
+from stepscope.analyze.log_stragglers import HOST_WAIT, LateRank, lateness
 from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
@@ -506,7 +506,7 @@ def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLo
     shared = shared.whole
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
-    if any(np.isnan(log.column(WAITING[0])).all() for log in logs):
+    if any(np.isnan(log.column(HOST_WAIT)).all() for log in logs):
         return []
     judged = lateness(logs, window_steps=_ALL_STEPS)
     own = own_times(shared) if traced else None
@@ -525,7 +525,7 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
     numbers = common_steps(shared.run.ranks)
     found = {}
     for log in logs:
-        own = (log.dur_ns - log.column(WAITING[0]))[np.isin(log.step, numbers)]
+        own = (log.dur_ns - log.column(HOST_WAIT))[np.isin(log.step, numbers)]
         if len(own) < len(numbers) or np.isnan(own).any():
             return {}
         found[log.rank] = float(own.mean())

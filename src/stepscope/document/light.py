@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import (
-    WAITING,
+    HOST_WAIT,
     LateRank,
     has_waits,
     is_rare,
@@ -46,7 +46,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
     counted = [name for name in region_names(logs) if not is_rare(logs, name)]
     found = unprofiled_step(logs)
     ranks = [_rank(log, counted) for log in logs]
-    if late and not has_waits(logs, WAITING[:1]):  # the regions are the host's, the waits are not
+    if late and not has_waits(logs, HOST_WAIT):  # the regions are the host's, the waits are not
         for rank, one in zip(ranks, lateness(logs, run.collective_times, window_steps=len(logs[0])), strict=True):
             rank["regions_ms"]["waiting"] = ms(max(0, max(x.own_ns for x in late) - one.own_ns))
     document = {

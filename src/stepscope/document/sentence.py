@@ -55,7 +55,7 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         percent = f"(−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
         saves = f"{three_digits(step_ms)} → {left:,.{places}f} ms per {whole}{best} {percent}"
     else:
-        saves = f"−{saving_text(first, None)} ms per {whole}"  # noqa: RUF001
+        saves = f"saves {saving_text(first, None)} ms per {whole}"
     verb = "Fixing it" if saves.startswith("could") else "Fixing it:"
     return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{'.' if missing else ''}{missing}"
 

@@ -719,11 +719,11 @@ class LiveCollectives:
     def _learn_times(self, new: Mapping[str, list[int]]) -> None:
         """Take in new times; those of the first steps are not typical."""
         sizes, (since, before), now = self.volume.group_sizes, self._read_at, self._steps_at_look
-        group = max(new, key=lambda name: (sizes.get(name, 0), len(new[name])), default=None)
+        issued = dict(self.volume.issued)
+        group = max(new, key=lambda name: (sizes.get(name, 0), issued.get(name, 0)), default=None)
         if group is None:
             return
         self._new_times += new[group]
-        issued = dict(self.volume.issued)
         if group in before and now - since >= _MIN_STEPS:
             each = (issued.get(group, 0) - before[group]) / (now - since)  # the recorder is a ring, and has fewer
             self._device_ns = round(sum(self._new_times) / len(self._new_times) * each)

@@ -4,9 +4,9 @@ A thread of ours wakes every 100 ms at first and every 500 ms in a long run, at 
 that run in some steps only. It notes the training thread's stack and those of all others. Three more readings show
 which thread waited for which:
 
-        gil_wait   how much later than planned our own thread ran, beyond its wait for a core: another held the GIL
+    gil_wait   how much later than planned our own thread ran, beyond its wait for a core: another held the GIL
     cpu        CPU time of each thread so far: the holder of the GIL ran
-        on         whether the training thread's CPU time rose while ours had the GIL: it ran outside of Python
+    on         whether the training thread's CPU time rose while ours had the GIL: it ran outside of Python
 
 It takes no sample while a profiler of the recorder is on. Early samples are handed over while the job runs.
 

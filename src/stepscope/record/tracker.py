@@ -42,7 +42,7 @@ class RankSteps:
         self.last: Mapping[str, Any] = {}
         self.dur_ns: deque[int] = deque(maxlen=window)
         self.own_ns: deque[int] = deque(maxlen=window)
-        self.device_ns = 0  # with NCCL: in collectives, per step
+        self.device_ns: int | None = None  # with NCCL: in collectives, per step
         self.memory: dict[str, float] = {}
         self._tail, self._waits = LogTail(path), False
 
@@ -55,7 +55,8 @@ class RankSteps:
                 continue
             self.dur_ns.append(line.get("device_ns") or line["dur_ns"])
             waited = waited_ns(line)
-            self.device_ns = device_ns_of(line) or self.device_ns
+            device_ns = device_ns_of(line)
+            self.device_ns = self.device_ns if device_ns is None else device_ns
             if waited is not None and not self._waits:
                 self._waits = True
                 self.own_ns.clear()  # of steps in which the wait was not measured
@@ -121,9 +122,10 @@ class RunFollower:
         new = [rank.read() for rank in self._ranks]
         if not new or not new[0] or not self._ranks[0].dur_ns:
             return
-        least_ns = min(r.device_ns for r in self._ranks)  # the transfers, which are no wait
+        known = {r.device_ns is not None for r in self._ranks}  # ranks read their recorders at different times
+        least_ns = min(r.device_ns or 0 for r in self._ranks)  # the transfers, which are no wait
         own_ms = {n: (fmean(r.own_ns) + least_ns) / NS_PER_MS for n, r in enumerate(self._ranks) if r.own_ns}
-        scores = rank_scores(own_ms)
+        scores = rank_scores(own_ms) if len(known) == 1 else []
         values, step = self._scalars(scores), int(self._ranks[0].last["step"])
         for sink in self._sinks:
             sink.scalars(step, values)

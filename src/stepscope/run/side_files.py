@@ -4,7 +4,7 @@
     rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
     rank00000.samples.jsonl      stacks of all Python threads at moments spread over the run       -> `ThreadSamples`
     rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `MemoryEdge`
-        rank00000.nccl.log           NCCL's own log; of all ranks at once: `job.nccl.log`               -> `NcclLog`
+    rank00000.nccl.log           NCCL's own log; of all ranks at once: `job.nccl.log`               -> `NcclLog`
     *.nccl_inspector.jsonl       what NCCL inspector measured                                      -> `LiveCollective`
     window1/                     the second profiled window, and so on                             -> its name
 

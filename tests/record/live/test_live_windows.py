@@ -170,6 +170,10 @@ def risen(
 def test_rank_that_others_wait_for_on_the_device_raises_an_alarm() -> None:
     judge = JobAlarms(2)
     assert risen(judge, even, 20, 400, on_device) == []
+    early = JobAlarms(2)  # only rank 0 has read its recorder so far
+    for at in range(120, 400, STEPS_PER_LOOK):
+        lines = on_device(range(at, at + STEPS_PER_LOOK), even)
+        assert early.take({0: lines[0], 1: [{**line, "collectives": {}} for line in lines[1]]}) == []
     (alarm,) = (one for one in risen(judge, late_from(400), 400, 700, on_device) if one.kind == STRAGGLER)
     assert alarm.rank == 1
     assert alarm.text.startswith("rank 1 is 8.")

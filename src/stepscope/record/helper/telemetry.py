@@ -1,8 +1,8 @@
 """What the device and the host do next to the steps: state, power and energy counters, as `rank00000.telemetry.jsonl`.
 
 A thread of the helper process reads them, so training has no part in it. Counters and power are read up to ten times
-a second in the first minute, then once a second and ever less often; the full state once a second, in the profiled
-window each time. A `fresh` reading was taken as the counter changed: its time is exact.
+a second in the first one or two minutes, then once a second and ever less often; the full state once a second, in the
+profiled window each time. A `fresh` reading was taken as the counter changed: its time is exact.
 
     {"kind": "device", "name": "...", "uuid": "GPU-...", "max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
     {"kind": "counters", "device": "nvml", "host": "rapl", "host_name": "node1"}
@@ -260,9 +260,9 @@ class Rapl:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {"cuda": Nvml, "rocm": RocmSmi}
-_DENSE = 600  # readings of the first minute
+_DENSE = 600  # readings, of the first one or two minutes
 _MORE = 8_000
-# A counter shows a new value every 10 to 100 ms; to know when, it is read until it changes, in the first minute. Each
+# A counter shows a new value every 10 to 100 ms; to know when, it is read until it changes, at first. Each
 # reading may take milliseconds of CPU time (5 on an H200), so this begins shortly before the next change is due.
 _LOOK_S, _MOST_LOOKS = 0.005, 25
 _STATE_S = 1.0
@@ -355,7 +355,8 @@ class Telemetry:
                 self._device |= device.limits()
             while not self._over.is_set():
                 self._read(device, host)
-                if self._every_ns or not self._changed_ns:  # else the next change shows how often there is one
+                learns = self._changed_ns and not self._every_ns and len(self._energy.rows) < _DENSE
+                if not learns:  # else the next change shows how often there is one
                     self._over.wait(self._period_s * random.uniform(0.7, 1.3))  # never in step with the steps
             self._due_ns = dict.fromkeys(self._due_ns, 0)
             self._read(device, host)
@@ -396,7 +397,7 @@ class Telemetry:
             self._due_ns["energy"] = now_ns + int(1e9 * self._energy.every_s)
 
     def _counter(self, device: Any) -> tuple[int, float, bool]:
-        """Return when, the counter, and whether it changed then, which is waited for in the first minute."""
+        """Return when, the counter, and whether it changed then, which is waited for in the first readings."""
         if len(self._energy.rows) >= _DENSE:
             return self._clock(), device.energy_j(), False
         early_ns = int(4e9 * _LOOK_S)  # a change is seen up to two looks late, and the looks are to begin before it

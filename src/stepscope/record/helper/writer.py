@@ -8,7 +8,7 @@ retried, and those that never succeed are counted in `run.json`.
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
     {"do": "claim", "out", "run_id", "launch_id"}      choose a folder and write there -> {"folder"} or {"error"}
-        {"do": "run", "folder"}                            write to rank 0's folder
+    {"do": "run", "folder"}                            write to rank 0's folder
     {"do": "trace", "plain", "name", "about": {...}}   verify, compress and move one exported trace
     {"do": "file", "plain", "name"}                    move one finished file as it is
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines

@@ -144,6 +144,8 @@ class JobAlarms:
             self._new[rank] += [line for line in new if line["step"] >= _SETTLING_STEPS and _is_plain(line)]
             del self._new[rank][:-500]
         self._take_first(lines.get(0, ()))
+        if len({ns is None for ns in self._device_ns}) > 1:  # ranks read their recorders at different times
+            return []
         own_ms = {rank: self._own_ms(rank) for rank in range(len(self._new))}
         if not all(len(times) >= STEPS_PER_LOOK for times in own_ms.values()):
             return []
