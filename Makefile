@@ -41,12 +41,9 @@ js:  ## lint and type-check the JavaScript of the pages, where npm is there
 browser:
 	@tools/install_browser.sh
 
-# Tests of real jobs judge measured times, and two cores run three tests at once: what fails is tried once more, alone.
 all-tests: $(VENV)/.dev browser
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 --durations-min=5 || { \
-	  echo "make: some tests failed beside others; each of them once more, alone" && \
-	  $(BIN)/python -m pytest -p no:xdist --last-failed --last-failed-no-failures none -v; }
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 --durations-min=5
 
 unit: $(VENV)/.dev  ## the quick tests, a minute on two cores: no job, no browser, nothing slow
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not (job or slow or browser or gpu)'

@@ -27,9 +27,9 @@ from common import environment
 
 from stepscope.analyze.account import account_of
 from stepscope.cost.alpha_beta import fit
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.measured_collectives import Point, points_from_bench, points_from_csv
-from stepscope.predict.scale import scaled
+from stepscope.lab.predict.calibrate import calibrate
+from stepscope.lab.predict.measured_collectives import Point, points_from_bench, points_from_csv
+from stepscope.lab.predict.scale import scaled
 from stepscope.run.load import load
 
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -106,9 +106,8 @@ def rank_main(rank: int, world: int, folder: str, store: str, alone: bool) -> No
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
+    from parallel_model import Shape, Transformer
     from torch.nn.parallel import DistributedDataParallel
-
-    from stepscope.bench.simulate import Shape, Transformer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -157,7 +156,7 @@ def trained(world: int, folder: Path, *, alone: bool = False) -> float:
 def collective_errors(folder: Path, limit_s: int) -> tuple[dict[str, float], float]:
     """Return the error at 4 ranks by operation, and the share inside the interval, predicted from 2 and 3."""
     path = folder / "collectives.json"
-    command = [sys.executable, "-m", "stepscope.bench.collectives", "--out", str(path), "--max-bytes", str(2**24)]
+    command = [sys.executable, "-m", "stepscope.lab.bench.collectives", "--out", str(path), "--max-bytes", str(2**24)]
     worlds = [text for world in (2, 3, 4) for text in ("--world-size", str(world))]
     subprocess.run([*command, *worlds, "--limit-s", str(limit_s)], check=True, env=environment())
     points, _ = points_from_bench(path)

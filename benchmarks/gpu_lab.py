@@ -7,7 +7,7 @@
 
 Every part writes `PART.json` (a results document, as `stepscope bench` writes it), a sweep after every measurement, so
 that a kill loses one; the traces of `ddp` and `fsdp` are packed next to it. Measuring needs nothing but torch. All
-sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/gpu-lab.md.
+sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/lab/gpu-lab.md.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from typing import Any
 
 from common import number, shared_device, table
 
-from stepscope.bench.launch import launch
-from stepscope.bench.results import environment, results, rows
-from stepscope.bench.strategies import DEFAULT_MB, available, finalists
-from stepscope.bench.sweep_control import Method, SweepMeasurements, fitting_sizes, run_sweep, sweep_document
-from stepscope.bench.sweeps import Sweep, largest_fitting, measured_sizes, sweep_named
 from stepscope.contract.run_folder import atomic_write
+from stepscope.lab.bench.launch import launch
+from stepscope.lab.bench.results import environment, results, rows
+from stepscope.lab.bench.strategies import DEFAULT_MB, available, finalists
+from stepscope.lab.bench.sweep_control import Method, SweepMeasurements, fitting_sizes, run_sweep, sweep_document
+from stepscope.lab.bench.sweeps import Sweep, largest_fitting, measured_sizes, sweep_named
 
 RANKS = 4
 DATA_PARALLEL = ("ddp", "buckets", "fsdp")
@@ -116,7 +116,7 @@ def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool, runs: int)
     job = "bucket_sweep" if part == "buckets" else "compare"
     ranks = RANKS if cuda else 2
     result = launch(
-        {"job": f"stepscope.bench.data_parallel:{job}", "settings": settings, "share_devices": True},
+        {"job": f"stepscope.lab.bench.data_parallel:{job}", "settings": settings, "share_devices": True},
         world_size=ranks,
         backend="nccl" if cuda else "gloo",
         out=scratch,
@@ -211,7 +211,7 @@ def prepared(
 ) -> tuple[Sweep, dict[str, Any]]:
     if name == "batch-size":
         limit = None if cuda else 300 * 10**6
-        known, reasons = fitting_sizes(
+        known, reasons, _ = fitting_sizes(
             spec, start=32, most=1 << 16, memory_limit_bytes=limit, method=method, out=scratch, progress=said
         )
         about = {"largest": largest_fitting(known), "did_not_fit": reasons, "memory_limit_bytes": limit}
@@ -258,18 +258,19 @@ def print_tables(folder: Path) -> None:
 
 def step_cells(row: dict[str, Any], reference: dict[str, Any]) -> list[str]:
     """Return step, interval and ratio to the reference."""
-    from stepscope.results.times import bench_times, ratio
+    from stepscope.lab.results.times import bench_times, over
     from stepscope.units import ms
 
     times = bench_times(row["samples_ms"])
     assert times is not None
-    over = "{:.3f} [{:.3f}, {:.3f}]".format(*ratio(row["samples_ms"], reference["samples_ms"]))
+    found = over(row["samples_ms"], reference["samples_ms"])
+    ratio = f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
     span = f"{ms(times.low_ns):.1f} - {ms(times.high_ns):.1f}"
-    return [row["name"], f"{ms(times.median_ns):.1f}", span, "1" if row is reference else over]
+    return [row["name"], f"{ms(times.median_ns):.1f}", span, "1" if row is reference else ratio]
 
 
 def data_parallel_table(part: str, folder: Path) -> str:
-    from stepscope.cli.bench import overlap_summary
+    from stepscope.lab.cli.bench import overlap_summary
 
     found = json.loads((folder / f"{part}.json").read_text())
     reference = next(row for row in found["series"] if row["name"] == "pytorch_ddp")
@@ -311,14 +312,14 @@ def buckets_table(found: dict[str, Any]) -> str:
 
 def sweep_table(found: dict[str, Any]) -> str:
     """Return the table of one sweep as the product judges it, and its advice; time is per sample, the first's is 1."""
-    from stepscope.results.sweeps import sweep_verdict
+    from stepscope.lab.results.sweeps import sweep_verdict
     from stepscope.units import ms
 
     verdict, series = sweep_verdict(found), {row["name"]: row for row in found["series"]}
     rows = []
     for v in (v for v in verdict.variants if v.name in series):
-        assert v.gain and v.agreement and v.first_step_ns is not None
-        times = [1 / speed for speed in (v.gain.speedup, v.gain.high, v.gain.low)]
+        assert v.change and v.agreement and v.first_step_ns is not None
+        times = [v.change.ratio, v.change.low, v.change.high]
         rows.append(
             [
                 v.name,

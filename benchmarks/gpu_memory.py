@@ -5,7 +5,7 @@
     python benchmarks/gpu_memory.py categories FOLDER            on any machine
 
 peaks: DDP, FSDP2 as ZeRO-2 and -3, with and without checkpointing, Adam and SGD, three training steps of a GPT each;
-the third one's peak is predicted by formula and by a simulated step.
+the third one's peak is predicted by formula.
 
 categories: `gpt_job.py` recorded with `stepscope record --memory`, DDP, FSDP2 and checkpointing with AdamW and SGD, the
 answer of `stepscope memory` against the job's own notes: allocation at the peak against the allocator's, weights and
@@ -17,12 +17,11 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ RECORDED = [
     for optimizer in ("adamw", "sgd")
 ]
 LARGE_JOB = ["--width", "768", "--heads", "12", "--vocab", "16384", "--batch", "8", "--seq", "512"]
-RANK_TIMEOUT_S, SIMULATE_TIMEOUT_S = 240, 120
+RANK_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,8 @@ def rank_main(rank: int, folder: str, device: str) -> None:
 def peak_bytes(case: Case, device: str) -> int:
     """Return the allocator's peak in the third step."""
     import torch
+    from parallel_model import Transformer, parallelize
     from torch.nn.parallel import DistributedDataParallel
-
-    from stepscope.bench.simulate import Transformer, parallelize
 
     gc.collect()
     shape, micro_batch = model_shape(device)
@@ -133,7 +131,7 @@ def peak_bytes(case: Case, device: str) -> int:
 @cache
 def data_mesh(device: str) -> Any:
     """Return the mesh of all ranks, made once: each one has communicators of its own."""
-    from stepscope.bench.simulate import parallel_mesh
+    from parallel_model import parallel_mesh
 
     return parallel_mesh(RANKS, 1, device=device)
 
@@ -151,7 +149,7 @@ def train(model: Any, optimizer: Any, tokens: Any, case: Case, device: str) -> N
 
 
 def model_shape(device: str) -> tuple[Any, int]:
-    from stepscope.bench.simulate import Shape
+    from parallel_model import Shape
 
     given = SHAPE if device == "cuda" else TINY
     numbers: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
@@ -162,9 +160,9 @@ def model_shape(device: str) -> tuple[Any, int]:
 
 
 def by_formula(case: Case, device: str) -> float:
-    from stepscope.cost.model_flops import Recompute, Transformer
-    from stepscope.cost.model_memory import Batch, training_memory
-    from stepscope.cost.model_shape import Layout, Optimizer, Precision, Sharding
+    from stepscope.lab.predict.model_flops import Recompute, Transformer
+    from stepscope.lab.predict.model_memory import Batch, training_memory
+    from stepscope.lab.predict.model_shape import Layout, Optimizer, Precision, Sharding
 
     shape, micro_batch = model_shape(device)
     model = Transformer(
@@ -176,23 +174,6 @@ def by_formula(case: Case, device: str) -> float:
     layout = Layout(data=RANKS, sharding=Sharding(case.strategy))
     found = training_memory(model, batch, layout=layout, optimizer=Optimizer(case.optimizer), foreach_optimizer=False)
     return found.peak_bytes
-
-
-def by_simulation(case: Case, device: str) -> float | None:
-    """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
-    from stepscope.cost.model_memory import WORKSPACE_BYTES
-
-    shape, micro_batch = model_shape(device)
-    job = {
-        "shape": asdict(shape), "strategy": case.strategy, "data": RANKS, "micro_batch": micro_batch,
-        "precision": case.precision, "optimizer": case.optimizer, "checkpoint": case.checkpoint, "foreach": False,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "stepscope.bench.simulate", json.dumps(job)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SIMULATE_TIMEOUT_S)
-    if done.returncode:
-        print(f"simulation of {case.name} failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        return None
-    return json.loads(done.stdout.splitlines()[-1])["memory"]["peak_bytes"] + WORKSPACE_BYTES
 
 
 # ---- the table
@@ -219,16 +200,9 @@ def peak_rows(device: str) -> list[dict[str, Any]]:
         folder = Path(scratch)
         print(f"ranks share the device: {sharing}", file=sys.stderr)
         peaks = measured_peaks(device, folder)
-        with ThreadPoolExecutor(max_workers=max(1, min(8, (os.cpu_count() or 2) // 2))) as pool:
-            simulated = list(pool.map(lambda case: by_simulation(case, device), CASES))
         return [
-            {
-                "case": case.name,
-                "measured": peaks.get(case.name, "not run"),
-                "formula": by_formula(case, device),
-                "simulated": sim,
-            }
-            for case, sim in zip(CASES, simulated, strict=True)
+            {"case": case.name, "measured": peaks.get(case.name, "not run"), "formula": by_formula(case, device)}
+            for case in CASES
         ]
 
 
@@ -237,12 +211,9 @@ def peaks_table(found: list[dict[str, Any]]) -> str:
     for one in found:
         peak = one["measured"]
         known = isinstance(peak, int) and peak > 0
-        cells = [one["case"], f"{peak / 1e6:.0f}" if known else str(peak)]
-        for predicted in (one["formula"], one["simulated"]):
-            cells.append("?" if predicted is None else f"{predicted / 1e6:.0f}")
-            cells.append(f"{100 * (predicted / peak - 1):+.1f} %" if known and predicted else "?")
-        rows.append(cells)
-    return table(("case", "measured MB", "formula MB", "error", "simulated MB", "error"), rows)
+        cells = [one["case"], f"{peak / 1e6:.0f}" if known else str(peak), f"{one['formula'] / 1e6:.0f}"]
+        rows.append([*cells, f"{100 * (one['formula'] / peak - 1):+.1f} %" if known else "?"])
+    return table(("case", "measured MB", "formula MB", "error"), rows)
 
 
 # Categories

@@ -804,7 +804,7 @@ def exported(kind: str, device: str) -> dict:
         dist.init_process_group(
             "gloo" if device == "cpu" else "nccl", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1
         )
-        exports = {"metrics": f"{free_port()}", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.5, "on_alarm": 5}
+        exports = {"metrics": f"{free_port()}", "on_alarm": 5}
         asked: dict[str, Any] = exports if kind == "export" else {}
         recorder = hooks = None
         if kind != "none":
@@ -984,9 +984,7 @@ def section(looks: list[Look]) -> str:
         f"{looks[-1].steps:,} steps of a trivial loop in light mode, recorded by the hooks\n"
         f"(`python benchmarks/overhead.py soak --write docs/reliability.md`; {platform.machine()}, "
         f"Python {platform.python_version()}).\n"
-        "Memory of ours is what tracemalloc finds allocated in our files; resident memory also holds torch and the\n"
-        "bookkeeping of tracemalloc.\n"
-        "Calls are those of a step that is only timed, as most are. A short form of it is a test.\n\n"
+        "Memory of ours is what tracemalloc finds allocated in our files; calls are those of a step only timed.\n\n"
         f"{table(head, rows)}"
     )
 

@@ -299,7 +299,8 @@ def slow_ranks(run: Path) -> list[int] | None:
 
 def stepscope(_: str) -> Tool:
     from stepscope.analyze.collective_costs import collective_rows, late_rank, rank_account, rank_overlap, rank_wait
-    from stepscope.analyze.kernels import call_costs, kernel_costs, kernel_table
+    from stepscope.analyze.kernels import kernel_costs, kernel_table
+    from stepscope.analyze.operators import call_costs
     from stepscope.analyze.stragglers import find_stragglers
     from stepscope.run.aligned import aligned
     from stepscope.run.load import load

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from stepscope.bench.demo_train import BATCH, GPT, Text
+from stepscope.demo_train import BATCH, GPT, Text
 
 MICRO_BATCHES = 4
 STEPS, WARMUP = 60, 10

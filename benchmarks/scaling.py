@@ -20,12 +20,18 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from common import ROOT, SCRATCH, own_peak_mb, row, run_json, table, write_between
 from large_runs import FOUR_RANKS, large_run
+
+from stepscope.lab.report.svg import panels_svg
+from stepscope.report.charts import COLOURS, Axis, Line, line_chart
+from stepscope.report.drawing import Drawing
 
 PICTURE = Path("images") / "scaling.svg"
 STEP_NS, LATE_NS, NOISE = 100_000_000, 20_000_000, 0.02
@@ -172,10 +178,35 @@ def growth_table(what: str, rows: list[Row]) -> str:
     return f"By {what}:\n\n{table(names, cells)}"
 
 
+@dataclass(frozen=True)
+class Growth:
+    """What was measured while one thing grew."""
+
+    #: what grows, as the axis says it
+    of: str
+    sizes: Sequence[float]
+    #: by what is measured, one value above 0 per size
+    costs: dict[str, Sequence[float]]
+    unit: str
+
+
+def growth_svg(panels: Sequence[Growth]) -> str:
+    """Return a panel per thing that grows; growth in proportion is a dashed line of slope one."""
+    return panels_svg("Growth", [_growth(panel) for panel in panels])
+
+
+def _growth(panel: Growth) -> Drawing:
+    lines = []
+    for k, (name, costs) in enumerate(panel.costs.items()):
+        first, last, cost = panel.sizes[0], panel.sizes[-1], costs[0]
+        proportion = [(first, cost), (last, cost * last / first)]
+        lines.append(Line("", proportion, COLOURS[k], dashed=True, width=1))
+        lines.append(Line(name, list(zip(panel.sizes, costs, strict=True)), COLOURS[k], "both"))
+    return line_chart(panel.of, lines, Axis(panel.of, "number", log=True), Axis(panel.unit, "number", log=True))
+
+
 def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
     """Put the tables between their marks on a page, and the picture beside it."""
-    from stepscope.report.svg import Growth, growth_svg
-
     write_between(page, "growth", text)
     panels = [
         Growth(

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "stepscope"
-JOB_SIDE = ("record", "bench", "integrations")
+JOB_SIDE = ("record/", "lab/bench/", "bench/", "integrations/", "demo_train.py")
 
 
 @cache
@@ -34,7 +34,7 @@ def desk_calls() -> tuple[tuple[str, str, ast.Call], ...]:
     return tuple(
         (path, _written(node.func), node)
         for path, nodes in source_nodes().items()
-        if path.split("/")[0] not in JOB_SIDE
+        if not path.startswith(JOB_SIDE)
         for node in nodes
         if isinstance(node, ast.Call)
     )

@@ -106,3 +106,34 @@ def test_request_that_drips_is_cut_off() -> None:
             client.close()
         server.shutdown()
         server.server_close()
+
+
+class Verbose(BoundedHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"x" * 50_000_000)  # more than the system buffers
+
+
+class Patient(Two):
+    within_s = 2 * HANG_S
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET / HTTP/1.0\r\n\r\n"], ids=["says nothing", "reads nothing"])
+def test_idle_clients_make_room(request_: bytes) -> None:
+    server = Patient((LOOPBACK, 0), Verbose)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    idle = [socket.create_connection((LOOPBACK, server.server_port), timeout=HANG_S) for _ in range(5)]
+    try:
+        for client in idle:
+            client.sendall(request_)
+        answer = b""
+        while not answer:
+            with connected(server) as client:
+                answer = received(client)
+        assert answer.startswith(b"HTTP/1.0 200")
+    finally:
+        for client in idle:
+            client.close()
+        server.shutdown()
+        server.server_close()

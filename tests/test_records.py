@@ -19,7 +19,7 @@ import pytest
 import stepscope
 from stepscope.records import MAX_REPR, ArrayRecord, dataclass
 
-JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
+JOB_SIDE = tuple(f"stepscope.{room}." for room in ("record", "lab.bench", "bench", "integrations", "demo_train"))
 """no arrays there: the standard library and torch only"""
 
 

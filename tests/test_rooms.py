@@ -22,15 +22,32 @@ GROUND = (
     "side_file",
     "json_text",
     "bounded_server",
+    "memory_limit",
     "contract",
     "trusted_file",
+    "additions",
 )
 SMALL = ("dataclass", "intervals", "records", "stats")
 DESK = (  # lowest first
-    *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),
-    *("investigate", "tune", "tables", "report", "analysis", "cli"),
+    *("trace", "run", "cost", "analyze", "diagnose", "whatif", "document", "compare"),
+    *("tables", "report", "analysis", "cli"),
 )
-JOB = ("record", "bench", "integrations")
+JOB = ("record", "integrations", "demo_train")
+# The laboratory stands on all of the profiler; the last two are over both of its sides.
+LAB_JOB = ("lab.tracker", "lab.bench")
+LAB_DESK = (
+    "lab.predict",
+    "lab.experiment",
+    "lab.results",
+    "lab.regression",
+    "lab.tune",
+    "lab.report",
+    "lab.toolkit",
+    "lab.cli",
+)
+OVER_BOTH = ("lab.toolkit", "lab.cli")
+# other names of modules of the laboratory, for jobs and scripts
+ALIASES = "bench"
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}
 
 
@@ -55,25 +72,27 @@ def names_used(nodes: Iterable[ast.AST]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module} - {"stepscope"}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= named_in_text(node.value)
     return found
 
 
 def named_in_text(text: str) -> set[str]:
-    """Return the module that a string such as `stepscope.cli.bench.` or `stepscope.bench.rank:main` names."""
+    """Return the module that a string such as `stepscope.lab.cli.bench.` or `stepscope.lab.bench.rank:main` names."""
     name = text.partition(":")[0].rstrip(".")
     return {name} if name.startswith("stepscope.") and name in MODULES else set()
 
 
 def dependencies(name: str) -> set[str]:
     used = {n if n in MODULES else n.rpartition(".")[0] for n in used_by(name)}
-    return {n for n in used if n in MODULES and n != "stepscope"} - {name}
+    said = ALIASES if room(name).startswith("lab") else None  # in help texts
+    return {n for n in used if n in MODULES and n != "stepscope" and room(n) != said} - {name}
 
 
 def room(name: str) -> str:
-    return name.split(".")[1] if "." in name else "__init__"
+    parts = name.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "lab" else 1]) if parts else "__init__"
 
 
 def allowed(own: str) -> set[str]:
@@ -85,7 +104,13 @@ def allowed(own: str) -> set[str]:
         return {*GROUND, *SMALL, *DESK[: DESK.index(own) + 1], *(JOB if own == "cli" else ())}
     if own in JOB:
         return {*GROUND, *JOB[: JOB.index(own) + 1]}
-    return {*GROUND, *SMALL, *DESK, *JOB}  # the package itself and its __main__
+    if own in LAB_JOB:
+        return {*GROUND, *JOB, *LAB_JOB[: LAB_JOB.index(own) + 1]}
+    if own in LAB_DESK:
+        both = (*JOB, *LAB_JOB) if own in OVER_BOTH else ()
+        return {*GROUND, *SMALL, *DESK, *LAB_DESK[: LAB_DESK.index(own) + 1], *both}
+    by_name = {"lab": {"lab.cli"}, ALIASES: set(LAB_JOB)}
+    return by_name.get(own, {*GROUND, *SMALL, *DESK, *JOB})  # the package itself and its __main__
 
 
 @cache
@@ -110,8 +135,8 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def test_guard_sees_imports_by_name_and_circles() -> None:
-    by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.bench.rank:main")')
-    assert names_used(ast.walk(by_name)) == {"stepscope.report.html.page", "stepscope.bench.rank"}
+    by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.lab.bench.rank:main")')
+    assert names_used(ast.walk(by_name)) == {"stepscope.report.html.page", "stepscope.lab.bench.rank"}
     assert "report" not in allowed("run") and "record" not in allowed("run") and "run" not in allowed("record")
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
@@ -121,6 +146,21 @@ def test_imports_flow_downwards() -> None:
     assert not upwards, "\n".join(upwards)
 
 
+def test_profiler_knows_nothing_of_the_laboratory() -> None:
+    """Nor of the lazy names of the package as a whole, which lead there."""
+    profiler = [name for name in MODULES if room(name).partition(".")[0] not in ("__init__", "lab", ALIASES)]
+    found = {(name, used) for name in profiler for used in used_by(name) if leads_to_the_laboratory(used)}
+    assert len(profiler) > 200 and not found, found
+    for used in ("stepscope", "stepscope.DDPProfiler", "stepscope.lab", "stepscope.lab.bench.rank", "stepscope.bench"):
+        assert leads_to_the_laboratory(used)
+
+
+def leads_to_the_laboratory(used: str) -> bool:
+    first, _, rest = used.partition(".")
+    top = rest.partition(".")[0]
+    return first == "stepscope" and (top in ("", "lab", ALIASES) or f"{first}.{top}" not in MODULES)
+
+
 def test_no_file_reaches_itself() -> None:
     assert not circles(graph())
 
@@ -128,9 +168,9 @@ def test_no_file_reaches_itself() -> None:
 def test_each_side_keeps_to_its_libraries() -> None:
     for name in MODULES:
         top = {used.split(".")[0] for used in used_by(name)}
-        if room(name) in (*JOB, *GROUND, "__init__"):
+        if room(name) in (*JOB, *LAB_JOB, *GROUND, "__init__"):
             assert not top & TABLE_LIBRARIES, name
-        if room(name) not in JOB:
+        if room(name) not in (*JOB, *LAB_JOB):
             assert "torch" not in top, name
         if room(name) == "contract":
             assert top <= {*sys.stdlib_module_names, "stepscope"}, name

@@ -1,8 +1,7 @@
 """Numbers and names as people read them."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stepscope.units import ms, printable, readable_bytes, us
 

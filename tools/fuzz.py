@@ -2,6 +2,7 @@
 
     python tools/fuzz.py --seconds 60               a fresh seed, printed
     python tools/fuzz.py --inputs 30000 --seed 7    the same inputs every time
+    python tools/fuzz.py --traces runs/*/*.json.gz  changed copies of these
     python tools/fuzz.py --replay fuzz-failures     what failed before, or tests/data/hostile
 
 A failing input is one JSON file in --out, with the command that runs it again. Exit code 1 where anything failed.
@@ -63,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the inputs; printed where it is not given")
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     parser.add_argument("--only", help="inputs of these generators: " + ", ".join(g.__name__ for _, g in GENERATORS))
+    parser.add_argument("--traces", nargs="+", type=Path, help="change these traces (JSON) instead of ours")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"), help="folder for inputs that fail")
     parser.add_argument("--replay", type=Path, metavar="FOLDER", help="run saved inputs, a folder or one file")
     args = parser.parse_args()
@@ -74,14 +76,18 @@ def _arguments() -> argparse.Namespace:
 def _generated(rng: Random, args: argparse.Namespace) -> Iterator[Job]:
     """Yield inputs until time or number is up; the same seed gives the same inputs."""
     chosen = [(weight, g) for weight, g in GENERATORS if not args.only or g.__name__ in args.only.split(",")]
-    streams = [(weight, g(Random(rng.random()))) for weight, g in chosen]
+    given = {"traces": [str(path.resolve()) for path in args.traces]} if args.traces else {}
+    streams = [
+        (w, g(Random(rng.random()), **(given if g in (mutated_traces, changed_fields) else {}))) for w, g in chosen
+    ]
     until = time.monotonic() + args.seconds if args.seconds else None
     made = 0
     while (until is None or time.monotonic() < until) and (args.inputs is None or made < args.inputs):
         (stream,) = rng.choices([s for _, s in streams], [weight for weight, _ in streams])
         case = next(stream)
         made += 1
-        yield case, rng.random() > OWN_PROCESS or case.argv[0] in _STARTS_JOBS
+        fills_memory = any("FROM range(" in word for word in case.argv)  # whose rest would count for the next case
+        yield case, (rng.random() > OWN_PROCESS and not fills_memory) or case.argv[0] in _STARTS_JOBS
 
 
 def _replayed(place: Path) -> Iterator[Job]:

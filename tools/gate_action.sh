@@ -11,8 +11,7 @@ if ! git rev-parse --verify --quiet "$GATE_BASE^{commit}" >/dev/null; then
   exit 2
 fi
 
-out="${RUNNER_TEMP:-/tmp}/stepscope-gate-$$"
-mkdir -p "$out"
+out="$(mktemp -d "${RUNNER_TEMP:-/tmp}/stepscope-gate-XXXXXXXX")" || exit 2
 stepscope gate --base "$GATE_BASE" --threshold "$GATE_THRESHOLD" --false-alarms "$GATE_FALSE_ALARMS" \
   ${GATE_ROUNDS:+--rounds "$GATE_ROUNDS"} --out "$out/trials" --json "$out/gate.json" --markdown "$out/summary.md" \
   --bencher "$out/bencher.json" -- bash -c "$GATE_COMMAND"

@@ -36,9 +36,9 @@ from tests.report.pages import all_pages, light_run, light_sheet
 
 from stepscope.analysis import Analysis, load
 from stepscope.cli.watch import LiveSite
-from stepscope.report.html.sheets import runs_sheet, sheet_page
-from stepscope.report.runs import RunEntry
-from stepscope.report.text.summary import summary_text
+from stepscope.report.html.sheets import sheet_page
+from stepscope.report.pages.runs import RunEntry, runs_sheet
+from stepscope.report.summary import summary_text
 from stepscope.report.view.server import Site, local_server
 from stepscope.report.view.site import ViewSite
 from stepscope.tables.catalog import LogTables, RunTables

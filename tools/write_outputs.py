@@ -10,7 +10,6 @@ record or serve are left alone. A test compares the blocks of the runs in `tests
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,11 @@ PAGES = sorted(
     p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "findings"
 )  # `finding_examples.py` has those
 DATA = (ROOT / "tests" / "data", ROOT / "tests" / "data" / "tutorial", ROOT / "tests" / "data" / "memory_snapshot")
-COMMANDS = ("report", "whatif", "compare", "investigate", "health", "memory", "hang", "code", "history")
+COMMANDS = ("report", "whatif", "compare", "health", "memory", "hang", "code", "history")
 #: runs of known truth that are made for the page
 MADE = {"jobs": nine_jobs}
 #: commands that would leave a cache next to the runs
-_CACHING = ("report", "whatif", "investigate", "health", "code", "memory", "history")
+_CACHING = ("report", "whatif", "health", "code", "memory", "history")
 _BLOCK = re.compile(r"    \$ stepscope (?P<args>[^\n]*)\n(?P<said>(?:    [^\n]*\n|\n(?=\n*    ))*)")
 
 
@@ -75,8 +74,6 @@ def _printed(arguments: str, runs: dict[str, Path]) -> list[str]:
         for name, place in runs.items():
             if name in MADE:
                 MADE[name](Path(folder, name))
-            elif command[0] == "investigate":  # it writes into the run folder
-                shutil.copytree(place, Path(folder, name))
             else:
                 Path(folder, name).symlink_to(place)
         words = [sys.executable, "-m", "stepscope", *command, *plain]

@@ -16,8 +16,7 @@ SOAK = "\n## Soak\n"  # measured, not made here: `benchmarks/overhead.py soak --
 HEAD = """\
 # What may go wrong, and what then happens
 
-Made from `tests/faults.toml` by `tools/write_reliability.py`; do not edit. Every row names the tests that show it; they
-run with all others in CI. A test checks that each of them exists and that this page is current.
+Made from `tests/faults.toml` by `tools/write_reliability.py`; do not edit. Each row names the tests that show it.
 
 Two rules hold throughout. Reading ends in a result with a note on the data's quality, or in one line of error with exit
 code 2: never a traceback, a hang, unbounded memory or a silently wrong number. Recording leaves the loss curve

@@ -16,7 +16,7 @@ def main(out: Path, run: str) -> None:
         ["health", run, "--guides", "--fail-on", "step_ms>100000"],
         ["whatif", run, "--set", "straggler=off"],
         ["compare", run, run, "--fail-on", "step_ms>5%"],
-        ["investigate", run, "--json", str(out / "investigation.json")],
+        ["investigate", run, "--out", str(out / "investigation.md")],
         ["export", run, "--perfetto", str(out / "timeline.json.gz"), "--csv", str(out / "csv"), "--tables", "steps"],
         ["export", run, "--tensorboard", str(out / "tensorboard")],
         ["calibrate", "--from-run", run, "--out", str(out / "calibration.json")],

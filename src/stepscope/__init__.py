@@ -1,6 +1,6 @@
 """Where did the training step go, and how much time would each fix save?
 
-Two sides, and only files between them. The *job side* (`record`, `bench`, `integrations`) runs inside training
+Two sides, and only files between them. The *job side* (`record`, `integrations`, `lab.bench`) runs inside training
 and needs torch and the standard library. The *desk side* (everything else) reads what the job left behind and
 never imports torch. This module imports neither side until a name is used, so `import stepscope` is cheap
 in both places.
@@ -9,51 +9,56 @@ in both places.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepscope.additions import register
 from stepscope.version import __version__
 
 if TYPE_CHECKING:
-    from stepscope.analysis import Analysis as Analysis
-    from stepscope.analysis import load as load
-    from stepscope.bench.trainer import Trainer as Trainer
-    from stepscope.cost.strategy_cost import CommunicationProfiler as CommunicationProfiler
-    from stepscope.errors import InputError as InputError
-    from stepscope.errors import InvalidValueError as InvalidValueError
-    from stepscope.errors import MissingFileError as MissingFileError
-    from stepscope.errors import StepscopeError as StepscopeError
-    from stepscope.errors import TraceError as TraceError
-    from stepscope.errors import UnknownNameError as UnknownNameError
-    from stepscope.errors import UsageError as UsageError
+    from stepscope.analysis import Analysis as Analysis, load as load
+    from stepscope.errors import (
+        InputError as InputError,
+        InvalidValueError as InvalidValueError,
+        MissingFileError as MissingFileError,
+        StepscopeError as StepscopeError,
+        TraceError as TraceError,
+        UnknownNameError as UnknownNameError,
+        UsageError as UsageError,
+    )
+    from stepscope.lab.bench.trainer import Trainer as Trainer
+    from stepscope.lab.predict.strategy_cost import CommunicationProfiler as CommunicationProfiler
+    from stepscope.lab.toolkit import (
+        ABProfiler as ABProfiler,
+        BottleneckAnalyzer as BottleneckAnalyzer,
+        CollectiveTimePredictor as CollectiveTimePredictor,
+        DDPProfiler as DDPProfiler,
+        DistributedProfiler as DistributedProfiler,
+        MemoryProfiler as MemoryProfiler,
+        OverlapEfficiencyTracker as OverlapEfficiencyTracker,
+        PPProfiler as PPProfiler,
+        ProfiledAllReduce as ProfiledAllReduce,
+        TPProfiler as TPProfiler,
+        ZeROProfiler as ZeROProfiler,
+        align_timelines as align_timelines,
+        annotate_model as annotate_model,
+        calculate_comm_efficiency as calculate_comm_efficiency,
+        calculate_hfu as calculate_hfu,
+        calculate_mfu as calculate_mfu,
+        detect_stragglers as detect_stragglers,
+        diagnose_low_mfu as diagnose_low_mfu,
+        diagnose_memory_pressure as diagnose_memory_pressure,
+        diagnose_slow_communication as diagnose_slow_communication,
+        measure_alpha_beta as measure_alpha_beta,
+        memory_breakdown as memory_breakdown,
+        profile_distributed_training as profile_distributed_training,
+        quick_health_check as quick_health_check,
+    )
+    from stepscope.lab.tracker import PerformanceTracker as PerformanceTracker
     from stepscope.record.annotate import annotate_modules as annotate_modules
     from stepscope.record.memory import memory_snapshot as memory_snapshot
-    from stepscope.record.profile import profile as profile
-    from stepscope.record.profile import region as region
+    from stepscope.record.profile import profile as profile, region as region
     from stepscope.record.quick_check import quick_check as quick_check
     from stepscope.record.straggler_detector import StragglerDetector as StragglerDetector
-    from stepscope.record.tracker import PerformanceTracker as PerformanceTracker
-    from stepscope.toolkit import ABProfiler as ABProfiler
-    from stepscope.toolkit import BottleneckAnalyzer as BottleneckAnalyzer
-    from stepscope.toolkit import CollectiveTimePredictor as CollectiveTimePredictor
-    from stepscope.toolkit import DDPProfiler as DDPProfiler
-    from stepscope.toolkit import DistributedProfiler as DistributedProfiler
-    from stepscope.toolkit import MemoryProfiler as MemoryProfiler
-    from stepscope.toolkit import OverlapEfficiencyTracker as OverlapEfficiencyTracker
-    from stepscope.toolkit import PPProfiler as PPProfiler
-    from stepscope.toolkit import ProfiledAllReduce as ProfiledAllReduce
-    from stepscope.toolkit import TPProfiler as TPProfiler
-    from stepscope.toolkit import ZeROProfiler as ZeROProfiler
-    from stepscope.toolkit import align_timelines as align_timelines
-    from stepscope.toolkit import annotate_model as annotate_model
-    from stepscope.toolkit import calculate_comm_efficiency as calculate_comm_efficiency
-    from stepscope.toolkit import calculate_hfu as calculate_hfu
-    from stepscope.toolkit import calculate_mfu as calculate_mfu
-    from stepscope.toolkit import detect_stragglers as detect_stragglers
-    from stepscope.toolkit import diagnose_low_mfu as diagnose_low_mfu
-    from stepscope.toolkit import diagnose_memory_pressure as diagnose_memory_pressure
-    from stepscope.toolkit import diagnose_slow_communication as diagnose_slow_communication
-    from stepscope.toolkit import measure_alpha_beta as measure_alpha_beta
-    from stepscope.toolkit import memory_breakdown as memory_breakdown
-    from stepscope.toolkit import profile_distributed_training as profile_distributed_training
-    from stepscope.toolkit import quick_health_check as quick_health_check
+
+register("stepscope.lab")
 
 _TOOLKIT = (
     "ABProfiler",
@@ -83,15 +88,15 @@ _TOOLKIT = (
 )
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
-    "CommunicationProfiler": "stepscope.cost.strategy_cost",
+    "CommunicationProfiler": "stepscope.lab.predict.strategy_cost",
     "InputError": "stepscope.errors",
     "InvalidValueError": "stepscope.errors",
     "MissingFileError": "stepscope.errors",
-    "PerformanceTracker": "stepscope.record.tracker",
+    "PerformanceTracker": "stepscope.lab.tracker",
     "StepscopeError": "stepscope.errors",
     "StragglerDetector": "stepscope.record.straggler_detector",
     "TraceError": "stepscope.errors",
-    "Trainer": "stepscope.bench.trainer",
+    "Trainer": "stepscope.lab.bench.trainer",
     "UnknownNameError": "stepscope.errors",
     "UsageError": "stepscope.errors",
     "annotate_modules": "stepscope.record.annotate",
@@ -100,7 +105,7 @@ _PUBLIC = {
     "profile": "stepscope.record.profile",
     "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
-    **dict.fromkeys(_TOOLKIT, "stepscope.toolkit"),
+    **dict.fromkeys(_TOOLKIT, "stepscope.lab.toolkit"),
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -30,20 +30,24 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Conclusion, Diagnosis, conclude, diagnose
 from stepscope.document.report import CodeView, code_view, report_json
+from stepscope.document.rows import TABLES
 from stepscope.errors import InputError, UsageError
-from stepscope.predict.memory import MemoryWhatIf, memory_job, memory_of, memory_what_if
-from stepscope.report.html.compare import render_comparison, side_by_side
+from stepscope.records import Row
+from stepscope.report.drawing import Drawing
+from stepscope.report.html.compare import side_by_side
 from stepscope.report.html.page import render_html
+from stepscope.report.html.sheets import sheet_page
 from stepscope.report.notebook import Plots, comparison_page, summary_line, summary_page
+from stepscope.report.pages.compare import comparison_sheet
 from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.timeline import Filter, timeline_of, with_owner_tracks
+from stepscope.report.timeline import timeline_of
 from stepscope.run.formats import Progress
 from stepscope.run.load import Run
 from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
-from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
 from stepscope.units import json_text, printable
+from stepscope.whatif.memory import memory_job, memory_of, memory_what_if
 from stepscope.whatif.settings import Answer, what_if
 
 PathLike = str | os.PathLike[str]
@@ -160,7 +164,7 @@ class Analysis(Plots):
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
         return what_if(self.account, settings)
 
-    def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[MemoryWhatIf, ...]:
+    def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[Row, ...]:
         """Return the peak of a rank (the fullest by default) with each change alone: `"checkpointing"`, `"zero=2"`,
         `"offload=optimizer"`, `"batch=2x"`; estimated from measured sizes.
         """
@@ -202,9 +206,7 @@ class Analysis(Plots):
 
     def to_perfetto(self, path: PathLike, *, force: bool = False) -> int:
         """Write all ranks on one clock as a Perfetto trace; return its size in bytes."""
-        shared = self.account.shared
-        timeline = with_owner_tracks(timeline_of(shared, given=Filter()), shared)
-        return _write(path, perfetto_trace(timeline), force=force)
+        return _write(path, perfetto_trace(timeline_of(self.account.shared, owners=True)), force=force)
 
     def __dir__(self) -> list[str]:
         return sorted(name for name in super().__dir__() if not name.startswith("_"))
@@ -223,7 +225,7 @@ class Analysis(Plots):
 class Comparison:
     """What differs between two runs: the document of `stepscope compare`, and its page."""
 
-    def __init__(self, document: dict[str, Any], *, lanes: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
+    def __init__(self, document: dict[str, Any], *, lanes: Callable[[], list[Drawing]] = list) -> None:
         self.document = document
         self._lanes = lanes
 
@@ -239,7 +241,7 @@ class Comparison:
 
     def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the comparison as one HTML page; also written to `path` where one is given."""
-        return _text_out(render_comparison(self.document, lanes=self._lanes()), path, force=force)
+        return _text_out(sheet_page(comparison_sheet(self.document, lanes=self._lanes())), path, force=force)
 
     def __repr__(self) -> str:
         step = self.document["step_ms"]

@@ -57,6 +57,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 
+class Row(dict[str, Any]):
+    """One row of a table: values by column (`document/rows.py`), times in ns; also read as attributes.
+
+    >>> Row(rank=3, wait_ns=1_500).wait_ns
+    1500
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the row has no {name}; it has {', '.join(self)}") from None
+
+
+def values_of(record: Any) -> dict[str, Any]:
+    """Return the values of a row or a dataclass by name."""
+    return record if isinstance(record, dict) else vars(record)
+
+
 # Dataclasses that are made quickly.
 #
 # The standard library compiles up to six methods of each class from text. There are over two hundred classes on the way

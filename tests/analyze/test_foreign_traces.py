@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.analyze.account import Account, ByStrategy, account_of, by_strategy
+from stepscope.analyze.account import Account, account_of, by_strategy
 from stepscope.analyze.collective_costs import rank_account
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import regions
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
+from stepscope.records import Row
 from stepscope.run.aligned import aligned
 from stepscope.run.load import kernel_period, load
 from stepscope.trace.table import EventKind
@@ -121,7 +122,7 @@ def test_the_kernels_alone_tell_as_many_steps_but_the_last() -> None:
 _NAMES = ("PP:", "FSDP::")
 
 
-def seen(folder: Path) -> tuple[Strategy, ByStrategy]:
+def seen(folder: Path) -> tuple[Strategy, Row]:
     run = load(folder, cache=False)
     strategy = strategy_of(run)
     return strategy, by_strategy(aligned(run), strategy, [rank_account(r) for r in run.ranks])
@@ -157,8 +158,8 @@ def test_interleaved_pipeline(tmp_path: Path, named: bool) -> None:
 def test_sharding_with_replicas(tmp_path: Path, named: bool) -> None:
     strategy, views = seen(DATA / "h200-hsdp" if named else without_names("h200-hsdp", tmp_path))
     assert strategy.name == ("fsdp2-zero3 x replicate2" if named else "fsdp-zero3 x replicate2")
-    assert strategy.dimensions[0].members == ((0, 1), (2, 3))
-    assert strategy.dimensions[1].members == ((0, 2), (1, 3))
+    assert strategy.dimensions[0].members == [(0, 1), (2, 3)]
+    assert strategy.dimensions[1].members == [(0, 2), (1, 3)]
     assert views.sharding is not None and views.pipeline is None
     assert {r.traffic_of_parameters for r in views.sharding.ranks} == {3.0}
     # the replicas reduce what a shard holds: half of the parameters

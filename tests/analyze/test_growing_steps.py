@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyze.thread_time import Growth, growth
+from stepscope.analyze.thread_time import growth
+from stepscope.records import Row
 from stepscope.run.side_files import readable_step_logs
 
 MS = 1_000_000
@@ -21,7 +22,7 @@ SPEEDS = {
 }
 
 
-def found(folder: Path, speed: str, *, grows_to_ms: float = 0.0, moves_ms: float = 0.0) -> Growth | None:
+def found(folder: Path, speed: str, *, grows_to_ms: float = 0.0, moves_ms: float = 0.0) -> Row | None:
     """Write steps of 10 ms of work and 2 ms outside of it; that grows, or gets some of the work's time."""
     noise = random.Random(0)
     lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]

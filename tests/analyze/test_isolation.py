@@ -16,7 +16,7 @@ LAZY = {
     "memory": "memory.memory_view",
     "steadiness": "steadiness.steadiness",
     "kernels": "kernels.kernel_table",
-    "operators": "kernels.operator_table",
+    "operators": "operators.operator_table",
     "critical path": "replay.removal.critical_path",
     "overlap": "account.overlap_efficiency",
     "parallel strategies": "account.by_strategy",

@@ -10,7 +10,7 @@ import pytest
 from tests.analyze.build import RankTrace
 from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import late_run
-from tests.results.test_results import write as write_bench
+from tests.lab.results.test_results import write as write_bench
 
 from stepscope.cli.main import main
 
@@ -61,8 +61,8 @@ def test_json_holds_the_step_with_its_interval(folders: dict[str, str], capsys: 
 def test_gates_decide_the_exit_code(
     folders: dict[str, str], a: str, b: str, gate: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", folders[a], folders[b], "--fail-on", gate]) == code
-    assert f"{'failed' if code else 'passed'}: {gate};" in capsys.readouterr().out
+    exit_code, found = compared(capsys, folders[a], folders[b], "--fail-on", gate)
+    assert exit_code == code and [(one["fail_on"], one["holds"]) for one in found["gates"]] == [(gate, not code)]
 
 
 @pytest.mark.slow
@@ -79,11 +79,10 @@ def test_sets_of_runs_by_name_or_by_folder(folders: dict[str, str], capsys: pyte
 
 def test_benchmarks_are_compared_by_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write_bench(tmp_path / "a"), write_bench(tmp_path / "bb")
-    assert main(["compare", str(a), str(b), "--fail-on", "step_ms>5%", "--html", str(tmp_path / "c.html")]) == 0
-    out = capsys.readouterr().out
-    assert "bucketed" in out and "passed: step_ms>5%; bucketed.step_ms changed by" in out
-    code, found = compared(capsys, str(a), str(b))
+    html = str(tmp_path / "c.html")
+    code, found = compared(capsys, str(a), str(b), "--fail-on", "step_ms>5%", "--html", html)
     assert code == 0 and found["basis"] == "bench"
+    assert found["gates"][0]["said"].startswith("bucketed.step_ms changed by")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +114,10 @@ def test_traces_without_steps_are_compared_as_far_as_they_go(
             bare.kernel("gemm", at=10, start=40, end=140)
         bare.write(tmp_path / name)
     sides = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert main(["compare", *sides, "--html", str(tmp_path / "c.html")]) == 0
-    assert "Too few steps to compare\n" in capsys.readouterr().out
-    assert main(["compare", *sides, "--fail-on", "step_ms>5%"]) == 1
-    assert "step_ms is unknown in A and B, so the gate fails" in capsys.readouterr().out
+    html = str(tmp_path / "c.html")
+    code, found = compared(capsys, *sides, "--html", html, "--fail-on", "step_ms>5%")
+    assert code == 1 and found["verdict"] == "too few steps to compare"
+    assert found["gates"][0]["said"] == "step_ms is unknown in A and B, so the gate fails"
 
 
 def test_a_rank_that_cannot_be_read_is_told_by_the_exit_code(

@@ -47,11 +47,9 @@ def test_recorded_dumps_are_read_exactly(capsys: pytest.CaptureFixture[str]) -> 
     assert [[list(s) for s in e.input_sizes] for e in dump.entries] == [e["input_sizes"] for e in raw["entries"]]
 
 
-def test_missing_rank_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planted(tmp_path)
     assert main(["hang", str(tmp_path), "--json", str(tmp_path / "hang.json")]) == 0
-    out = capsys.readouterr().out
-    assert "rank 2 did not arrive at nccl:all_reduce number 2" in out and "check rank 2" in out
     said = json.loads((tmp_path / "hang.json").read_text())
     assert said["suspects"] == [2] and said["groups"][0]["missing"] == [2]
     assert {w["rank"]: w["line"] for w in said["groups"][0]["waiting"]} == {0: 12, 1: 12, 3: 12}
@@ -86,10 +84,7 @@ SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pi
 
 
 @pytest.mark.slow
-def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", str(SNAPSHOT)]) == 0
-    out = capsys.readouterr().out
-    assert "optimizer state          138.5 MB   138.5 MB" in out and "capture.py:43 (forward)  activations" in out
+def test_snapshot_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
     (one,) = said["snapshots"]
@@ -126,8 +121,6 @@ def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         for i in range(4)
     ]
     (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
-    assert main(["memory", str(tmp_path), "--no-cache"]) == 0
-    assert "peak allocated                  7.0 MB" in capsys.readouterr().out
     shutil.copy(SNAPSHOT, tmp_path / "rank00001.memory.pickle.gz")
     assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -13,9 +13,9 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.pages import comparison
 
+from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser, main
-from stepscope.cli.run_arguments import LazyParser
-from stepscope.cost.measured_collectives import OPERATIONS
+from stepscope.contract.collectives import OPERATIONS
 
 _COMMENT = re.compile(r" {3,}.*")
 _SHELL = {"|", ">"}
@@ -68,7 +68,7 @@ def test_example_is_taken(name: str, words: list[str]) -> None:
 WITHOUT_FILES = [
     words
     for _, words in ALL
-    if words[0] == "predict" and words[1] != "scale" and not {"--config", "--calibration", "--simulate"} & set(words)
+    if words[0] == "predict" and words[1] != "scale" and not {"--config", "--calibration"} & set(words)
 ]
 
 
@@ -95,9 +95,7 @@ NOT_HERE = {"profile.sqlite", "rank3.ncu-rep", "logs/*.csv"}
 
 def is_run_here(words: list[str]) -> bool:
     """Return whether an example needs neither a job, nor a reader, nor another tool's file."""
-    starts = (
-        words[0] in JOBS | RUNNING | SERVES or "--" in words or {"--backend", "--simulate", "--tables"} & set(words)
-    )
+    starts = words[0] in JOBS | RUNNING | SERVES or "--" in words or {"--backend", "--tables"} & set(words)
     elsewhere = {"--mlflow", "--wandb"} & set(words) or any("://" in word for word in words)
     return not starts and not elsewhere and not NOT_HERE & set(words) and words not in WITHOUT_FILES
 

@@ -35,11 +35,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["history", str(runs), "--no-cache"]) == 0
-    said = capsys.readouterr().out
-    assert "slow host bad: slowest in 8 of 8 jobs" in said
-    assert "newest run-8 (bbbbbbbbbb): slower" in said
-    assert "aaaaaaaaaa" in said and "3.00" in said  # memory in GB
+    assert main(["history", str(runs), "--no-cache", "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (slow,) = [host for host in said["hosts"] if host["is_slow"]]
+    assert (slow["host"], slow["slowest"], slow["runs"]) == ("bad", 8, 8)
+    (newest,) = said["newest"]
+    assert (newest["run"], newest["commit"], newest["verdict"]) == ("run-8", "b" * 40, "slower")
+    assert all(run["peak_memory_bytes"] >= 3 * 10**9 for run in said["runs"])
 
 
 def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(

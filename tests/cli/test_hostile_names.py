@@ -38,7 +38,6 @@ COMMANDS = {
                            "--bytes", "1MB", "--world-size", "2"],
     "calibrate": ["calibrate", "--from-csv", "CSV", "--out", "OUT"],
     "no such run": ["report", "RUN/none"],
-    "no such finding": ["investigate", "RUN", "--finding", "\x1b[31m[red]"],
     "no such argument": ["report", "RUN", "--\x1b[31m[red]"],
     "no such command": ["\x1b[31m[red]"],
     "no such gate": ["compare", "RUN", "RUN", "--fail-on", "\x1b[31m[red]>1"],

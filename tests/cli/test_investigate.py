@@ -1,11 +1,11 @@
-"""`stepscope investigate`: five steps on the terminal, a record in the run folder, a fix validated."""
+"""`stepscope investigate`: health, report, code and compare in one Markdown file; a command is recorded first."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from tests.diagnose.late import late_run
+from tests.two_ranks import on_two_ranks
 
 from stepscope.cli.main import main
 
@@ -16,38 +16,38 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "late"
 
 
-def test_the_steps_are_printed_and_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["investigate", str(folder)]) == 0
-    captured = capsys.readouterr()
-    for heading in ("1. Baseline", "2. Category", "3. Detail", "4. Root cause", "5. Validation"):
-        assert heading in captured.out
-    assert "investigation.json" in captured.err
-    record = json.loads((folder / "investigation.json").read_text())
-    assert [s["name"] for s in record["investigations"][0]["steps"]][3] == "Root cause"
-    assert "4. Root cause" in (folder / "investigation.txt").read_text()
+def test_each_command_has_a_section_with_its_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["investigate", str(folder), "--unprofiled-step-ms", "3.2"]) == 0
+    text = (folder / "investigation.md").read_text()
+    assert capsys.readouterr().out == text
+    for number, command in enumerate(("health", "report", "code"), 1):
+        section = text.partition(f"## {number}. ")[2].partition("\n## ")[0]
+        assert f"    stepscope {command} {folder} --unprofiled-step-ms=3.2\n" in section
+    assert "Rank 1" in text and "--fixed RUN2" in text.partition("## 4. ")[2]
 
 
-def test_a_second_investigation_is_added_to_the_record(folder: Path, tmp_path: Path) -> None:
+def test_a_fix_is_compared_and_the_first_record_stays(folder: Path, tmp_path: Path) -> None:
     late_run(tmp_path / "fixed", late_us=0, loading=True)
+    words = ["investigate", str(folder), "--fixed", str(tmp_path / "fixed"), "--fixed-unprofiled-step-ms", "1.5"]
     assert main(["investigate", str(folder)]) == 0
-    assert main(["investigate", str(folder), "--fixed", str(tmp_path / "fixed"), "--json", "-"]) == 0
-    record = json.loads((folder / "investigation.json").read_text())
-    assert [i["fixed"] for i in record["investigations"]] == [None, "fixed"]
-    assert "came true" in record["investigations"][1]["steps"][4]["answer"]
-    assert (folder / "investigation.txt").read_text().count("1. Baseline") == 2
+    assert main([*words, "--unprofiled-step-ms", "3.5", "--json", str(tmp_path / "all.json")]) == 0
+    last = (folder / "investigation-2.md").read_text().partition("## 4. ")[2]
+    assert "--unprofiled-step-ms-a=3.5 --unprofiled-step-ms-b=1.5" in last and "faster" in last
+    assert "## 4. " in (folder / "investigation.md").read_text()
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["compare"]["step_ms"]["a"] == 3.5 and found["compare"]["step_ms"]["b"] == 1.5
+    assert found["health"]["findings"][0]["id"] == "straggler" and found["code"] is None
 
 
-def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "investigation.json").write_text('{"mine": 1}')
-    assert main(["investigate", str(folder)]) == 0
-    assert "no record was written" in capsys.readouterr().err
-    assert (folder / "investigation.json").read_text() == '{"mine": 1}'
-
-
-def test_beside_a_single_trace_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["investigate", str(folder / "rank00000.pt.trace.json.gz")]) == 0
-    assert "not a run folder" in capsys.readouterr().err
-    assert not list(folder.glob("investigation.*"))
+def test_out_names_the_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = folder / "rank00000.pt.trace.json.gz"
+    assert main(["investigate", str(trace), "--out", str(tmp_path / "notes.md")]) == 0
+    assert (tmp_path / "notes.md").read_text().startswith("# Investigation of ")
+    assert main(["investigate", str(trace), "--out", str(tmp_path / "notes.md")]) == 2
+    assert "already exists; use --force" in capsys.readouterr().err
+    assert main(["investigate", str(trace)]) == 0
+    assert "--out FILE writes one" in capsys.readouterr().err
+    assert not list(folder.glob("investigation*"))
 
 
 TRAINS_ON_TWO_RANKS = """
@@ -79,16 +79,14 @@ def test_a_command_is_recorded_on_every_rank_and_its_late_rank_found(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS_ON_TWO_RANKS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     out = tmp_path / "run"
-    assert main(["investigate", "--out", str(out), "--json", "-", "--", *launcher]) == 0
+    assert main(["investigate", "--out", str(out), "--json", "-", "--", *on_two_ranks(script)]) == 0
     captured = capfd.readouterr()
     found = json.loads(captured.out)
     assert captured.err.count("trained") == 2
-    steps = {step["name"]: step for step in found["steps"]}
-    assert {fact["what"]: fact["value"] for fact in steps["Baseline"]["facts"]}["ranks"] == 2
     # A host that sleeps is both, and which of them saves more is for the noise of the machine to say.
-    assert {"straggler", "host-stall"} & {fact["what"] for fact in steps["Root cause"]["facts"]}
-    assert len(json.loads((out / "investigation.json").read_text())["investigations"]) == 1
+    assert found["report"]["run"]["num_ranks"] == 2
+    assert {"straggler", "host-stall"} & {finding["id"] for finding in found["report"]["findings"]}
+    assert (out / "investigation.md").is_file()
     assert main(["report", str(out), "--json", "-"]) == 0
     assert [s["rank"] for s in json.loads(capfd.readouterr().out)["stragglers"]] == [1]

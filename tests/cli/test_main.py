@@ -1,8 +1,8 @@
 """The command line itself: help, completion, doctor, demo, codes, one-line errors, interrupts."""
 
+import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +12,8 @@ from tests.limits import HANG_S
 
 from stepscope.cli import demo
 from stepscope.cli.doctor import Check, checks
-from stepscope.cli.main import COMMANDS, main
-from stepscope.cli.run_arguments import print_line, warn
+from stepscope.cli.main import COMMANDS, full_parser, main
+from stepscope.cli.outputs import print_line, warn
 from stepscope.version import __version__
 
 
@@ -78,47 +78,17 @@ def test_a_report_starts_no_threads_of_blas_and_leaves_no_variable_for_what_come
     assert done.stderr.splitlines()[-1] == "0 None 1"
 
 
-def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["completion", shell]) == 0
-    return capsys.readouterr().out
+def test_one_parser_for_completion_has_every_command_kind_and_option() -> None:
+    commands = choices_of(full_parser())
+    assert list(commands) == list(COMMANDS)
+    options = choices_of(commands["bench"])["scaling"]._option_string_actions
+    assert "strong" in (options["--mode"].choices or ())
+    run = next(action for action in commands["report"]._actions if action.dest == "run")
+    assert run.complete["zsh"] == "_files"  # type: ignore[attr-defined]
 
 
-def offered(words: list[str], capsys: pytest.CaptureFixture[str], where: Path) -> list[str]:
-    """Return what bash offers for the last of these words."""
-    quoted = " ".join(f"'{word}'" for word in words)
-    asked = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _stepscope; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(
-        ["bash", "-c", f"{script('bash', capsys)}\n{asked}"],
-        capture_output=True, text=True, check=True, timeout=HANG_S, cwd=where,
-    )  # fmt: skip
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["stepscope", "rep"], ["report"]),
-        (["stepscope", "report", "--ht"], ["--html"]),
-        (["stepscope", "bench", "sca"], ["scaling"]),
-        (["stepscope", "bench", "scaling", "--mode", "st"], ["strong"]),
-        (["stepscope", "completion", "z"], ["zsh"]),
-        (["stepscope", "report", "a-run"], ["a-run-folder"]),
-    ],
-)
-def test_bash_offers(words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "a-run-folder").mkdir()
-    assert offered(words, capsys, tmp_path) == expected
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_take_the_script(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = script(shell, capsys)
-    assert all(name in text for name in COMMANDS)
-    if not shutil.which(shell):
-        pytest.skip(f"needs {shell}")
-    path = tmp_path / "script"
-    path.write_text(text)
-    subprocess.run([shell, "-n", str(path)], check=True, timeout=HANG_S)
+def choices_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
 
 
 def by_name() -> dict[str, Check]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.limits import HANG_S
+from tests.two_ranks import on_two_ranks
 
-from stepscope.bench import demo_train
+from stepscope import demo_train
 from stepscope.cli.main import main
 from stepscope.cli.mcp import DEFAULT_BYTES, TOOLS, fitted
 
@@ -87,14 +87,12 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 READING: Calls = [
     ("open_run", {"run": "before"}),
-    ("summary", {"run": "before"}),
-    ("findings", {"run": "before"}),
-    ("findings", {"run": "before", "id": "launch-overhead"}),
-    ("owners", {"run": "before"}),
-    ("owners", {"run": "before", "owner": "train.py:10", "rank": 1}),
-    ("owners", {"run": "before", "owner": "module:blocks.*"}),
-    ("what_if", {"run": "before", "settings": ["straggler=off"]}),
-    ("what_if", {"run": "before", "without": ["train.py:10"], "ranks": [1]}),
+    ("report", {"run": "before"}),
+    ("report", {"run": "before", "fields": ["findings.id,evidence,remedy"]}),
+    ("code", {"run": "before"}),
+    ("code", {"run": "before", "rank": 1, "fields": ["modules"]}),
+    ("whatif", {"run": "before", "set": ["straggler=off"]}),
+    ("whatif", {"run": "before", "without": ["train.py:10"], "ranks": "1"}),
     (
         "sql",
         {"run": "before", "query": "-- per rank\nSELECT rank, avg(dur_ns) AS mean FROM steps GROUP BY 1 ORDER BY 1"},
@@ -104,7 +102,7 @@ READING: Calls = [
     ("memory", {"run": "snapshot.pickle.gz", "what_if": ["batch=2x"]}),
     ("hang", {"dumps": "dumps"}),
 ]
-OUR_OWN = {"num_rows", "full_bytes", "omitted"}
+OUR_OWN = {"full_bytes", "omitted"}
 
 
 @pytest.mark.slow
@@ -115,7 +113,7 @@ def test_every_number_is_in_the_json_of_the_command_beside_it(runs: Path, capsys
         answer = json.loads(text)
         assert main(shlex.split(answer["command"])[1:]) == 0, (name, arguments)
         document = json.loads(capsys.readouterr().out)
-        known = set(numbers(document)) | {("rows", value) for _, value in numbers(document.get("rows"))}
+        known = set(numbers(document))
         shown = set(numbers({key: value for key, value in answer.items() if key not in OUR_OWN}))
         assert shown and shown <= known, (name, shown - known)
 
@@ -127,48 +125,51 @@ def test_the_tools_are_listed_with_their_arguments(runs: Path) -> None:
 
     tools = {tool.name: tool for tool in with_server([runs], scenario)}
     assert set(tools) == set(TOOLS) == {name for name, _ in READING} | {"record", "tune"}
-    assert tools["what_if"].input_schema["required"] == ["run"]
+    assert tools["whatif"].input_schema["required"] == ["run"]
+    assert tools["code"].input_schema["properties"]["rank"]["minimum"] == 0
     for name, tool in tools.items():
         assert tool.description and tool.annotations.read_only_hint == (name not in ("record", "tune"))
         assert all(one["description"] for one in tool.input_schema["properties"].values())
 
 
 @pytest.mark.slow
-def test_runs_and_tables_are_listed(runs: Path) -> None:
-    (listed, _), (inside, _), (tables, _) = answers(
-        [runs], [("open_run", {}), ("open_run", {"run": "."}), ("sql", {"run": "before"})]
-    )
+def test_runs_that_can_be_opened_are_listed(runs: Path) -> None:
+    (listed, _), (inside, _) = answers([runs], [("open_run", {}), ("open_run", {"run": "."})])
     assert [Path(one).name for one in json.loads(listed)["runs"]] == ["after", "before"]
     assert json.loads(listed)["runs"] == json.loads(inside)["runs"] and json.loads(listed)["may_run"] is False
-    assert {"events", "steps"} <= {one["name"] for one in json.loads(tables)["tables"]}
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("summry", {"run": "before"}, "did you mean summary?"),
-    ("summary", {}, "summary needs run"),
-    ("summary", {"run": 3}, "run must be a string, not 3"),
-    ("summary", {"run": "before", "max_byte": 10}, "did you mean max_bytes?"),
-    ("summary", {"run": "before", "max_bytes": 10}, "max_bytes must be at least 1000"),
-    ("summary", {"run": "nowhere"}, "nowhere does not exist; open_run without arguments lists the runs"),
-    ("findings", {"run": "before", "id": "launch-overhed"}, "did you mean launch-overhead?"),
-    ("owners", {"run": "before", "owner": "train.py:9999"}, "no line or module 'train.py:9999'"),
-    ("owners", {"run": "before", "rank": -1}, "rank must be at least 0"),
-    ("what_if", {"run": "before"}, "give at least one --set"),
-    ("what_if", {"run": "before", "settings": "straggler=off"}, "settings must be a list"),
-    ("what_if", {"run": "before", "settings": ["--json=stolen.json"]}, "unknown setting"),
+    ("reprot", {"run": "before"}, "did you mean report?"),
+    ("report", {}, "'run' is a required property"),
+    ("report", {"run": 3}, "run: 3 is not of type 'string'"),
+    ("report", {"run": "before", "max_byte": 10}, "did you mean max_bytes?"),
+    ("report", {"run": "before", "max_bytes": 10}, "max_bytes: 10 is less than the minimum of 1000"),
+    ("report", {"run": "before", "html": "stolen.html"}, "report has no argument 'html'"),
+    ("report", {"run": "before", "fields": ["findngs"]}, "did you mean findings?"),
+    ("report", {"run": "nowhere"}, "nowhere does not exist; open_run without arguments lists the runs"),
+    ("code", {"run": "before", "rank": -1}, "rank: -1 is less than the minimum of 0"),
+    ("whatif", {"run": "before"}, "give at least one --set"),
+    ("whatif", {"run": "before", "without": ["train.py:9999"]}, "train.py:9999"),
+    ("whatif", {"run": "before", "set": "straggler=off"}, "set: 'straggler=off' is not of type 'array'"),
+    ("whatif", {"run": "before", "set": ["--json=stolen.json"]}, "unknown setting"),
+    ("sql", {"run": "before"}, "'query' is a required property"),
     ("sql", {"run": "before", "query": "SELEC 1"}, "the query failed"),
     ("sql", {"run": "before", "query": "SELECT * FROM read_csv('/etc/passwd')"}, "the query failed"),
-    ("compare", {"a": [], "b": ["after"]}, "at least one run in a and in b"),
+    ("sql", {"run": "before", "query": "SELECT list(range) FROM range(1000000000)"}, "too much memory"),
+    ("sql", {"run": "before", "query": f"SELECT '{'x' * 300_000}'"}, "too long for a command line"),
+    ("sql", {"run": "before", "query": "SELECT 1", "limit": 10**9}, "is greater than the maximum of 100000"),
+    ("compare", {"a": [], "b": ["after"]}, "argument --a: expected at least one argument"),
     ("hang", {"dumps": "before"}, "flight recorder"),
     ("memory", {"run": "before"}, "record with `stepscope record --memory`"),
     ("record", {"command": ["true"], "out": "new"}, "have the user run: stepscope record --out="),
     ("tune", {"command": ["true"], "out": "new"}, "--allow-run"),
-    ("summary", {"run": "/etc"}, "outside the allowed folders"),
-    ("summary", {"run": "../../../../../../../../etc/passwd"}, "outside the allowed folders"),
-    ("summary", {"run": "before/../../"}, "outside the allowed folders"),
-    ("summary", {"run": "s3://bucket/run"}, "is an address; copy the run"),
-    ("summary", {"run": "bef\0ore"}, "run must be a string"),
-    ("summary", {"run": "before*"}, "does not exist"),
+    ("report", {"run": "/etc"}, "outside the allowed folders"),
+    ("report", {"run": "../../../../../../../../etc/passwd"}, "outside the allowed folders"),
+    ("report", {"run": "before/../../"}, "outside the allowed folders"),
+    ("report", {"run": "s3://bucket/run"}, "is an address; copy the run"),
+    ("report", {"run": "bef\0ore"}, "does not match"),
+    ("report", {"run": "before*"}, "does not exist"),
 ]
 
 
@@ -179,6 +180,51 @@ def test_wrong_input_is_one_sentence_that_says_what_to_do(runs: Path) -> None:
     for (name, arguments, expected), (text, is_error) in zip(WRONG, found, strict=True):
         assert is_error and expected in text and "\n" not in text, (name, arguments, text)
     assert sorted(runs.rglob("*")) == before
+
+
+def spoiled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: spoiled(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [spoiled(one) for one in value]
+    return value + "\udcff" if isinstance(value, str) else value
+
+
+def spoil(file: Path) -> None:
+    """Append a lone surrogate to every string of a JSON file."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt") as f:
+        lines = f.read().splitlines() if ".jsonl" in file.name else [f.read()]
+    with opened(file, "wt") as f:
+        f.writelines(json.dumps(spoiled(json.loads(line))) + "\n" for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoils", ["run.json", "*.json*"])
+def test_text_that_is_not_unicode_is_answered(runs: Path, tmp_path: Path, spoils: str) -> None:
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+    for file in (*(tmp_path / "before").glob(spoils), *(tmp_path / "after").glob(spoils)):
+        spoil(file)
+    shutil.copytree(runs / "before", os.fsdecode(bytes(tmp_path) + b"/r\xff\xedx"))
+    found = answers([tmp_path], [("open_run", {}), *READING])
+    assert [Path(one).name for one in json.loads(found[0][0])["runs"]] == ["after", "before"]
+    if spoils == "run.json":
+        assert not [text for text, is_error in found if is_error]
+    assert all("\n" not in text and "unexpectedly" not in text for text, _ in found)
+
+
+@pytest.mark.slow
+def test_malformed_requests_get_an_error(runs: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "stepscope", "mcp", "--allow", str(runs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    number = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"limit":{"9" * 5000}}}}}'
+    said, _ = server.communicate("\n".join(["[" * 100_000, number, ""]), timeout=HANG_S)
+    assert [json.loads(line)["error"]["code"] for line in said.splitlines()] == [-32700, -32700]
+    assert server.returncode == 0
 
 
 @pytest.mark.slow
@@ -192,7 +238,7 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
     (allowed / "mixed" / trace.name).symlink_to(secret / trace.name)
     (allowed / "inside").mkdir()
     (allowed / "inside" / trace.name).symlink_to(trace)
-    calls: Calls = [("summary", {"run": name}) for name in ("linked", "mixed", "inside")]
+    calls: Calls = [("report", {"run": name}) for name in ("linked", "mixed", "inside")]
     (linked, refused), (mixed, also_refused), (inside, is_error) = answers([allowed], calls)
     assert refused and "outside the allowed folders" in linked
     assert also_refused and f"{trace.name} links to a place outside" in mixed
@@ -201,8 +247,8 @@ def test_links_out_of_the_allowed_folders_are_refused(runs: Path, tmp_path: Path
 
 EVERY_EVENT: dict[str, Any] = {"run": "run", "query": "SELECT * FROM events", "limit": 100_000}
 ABOUT_A_RUN: Calls = [
-    *((name, {"run": "run"}) for name in ("open_run", "summary", "findings", "owners")),
-    ("what_if", {"run": "run", "settings": ["straggler=off"]}),
+    *((name, {"run": "run"}) for name in ("open_run", "report", "code")),
+    ("whatif", {"run": "run", "set": ["straggler=off"]}),
     ("compare", {"a": ["run"], "b": ["run"]}),
     ("sql", EVERY_EVENT),
 ]
@@ -219,9 +265,10 @@ def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path:
     found = answers([tmp_path], calls)
     assert not any(is_error for _, is_error in found)
     assert all(len(text.encode()) <= DEFAULT_BYTES for text, _ in found[:-1])
-    small, large = (json.loads(found[i][0]) for i in (6, 8))
-    assert small["num_rows"] == large["num_rows"] == len(small["rows"]) + small["omitted"]["rows"] > 1000
-    assert DEFAULT_BYTES < len(found[8][0].encode()) <= 40_000 and len(large["rows"]) > 10 * len(small["rows"])
+    small, large = (json.loads(found[i][0]) for i in (5, 7))
+    every = [len(one["rows"]) + one["omitted"]["rows"] for one in (small, large)]
+    assert every[0] == every[1] > 1000
+    assert DEFAULT_BYTES < len(found[7][0].encode()) <= 40_000 and len(large["rows"]) > 10 * len(small["rows"])
 
 
 def inflate(trace: Path, num_bytes: int) -> int:
@@ -248,7 +295,7 @@ def test_answers_about_a_gigabyte_of_trace_stay_small(tmp_path: Path) -> None:
     assert not any(is_error for _, is_error in found), found
     assert all(len(text.encode()) <= DEFAULT_BYTES for text, _ in found)
     rows = json.loads(found[-1][0])
-    assert rows["num_rows"] == len(rows["rows"]) + rows["omitted"]["rows"] >= min(added, EVERY_EVENT["limit"])
+    assert len(rows["rows"]) + rows["omitted"]["rows"] >= min(added, EVERY_EVENT["limit"])
 
 
 _texts = st.text(max_size=300)
@@ -259,6 +306,7 @@ _values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.lists(_values, max_size=40) | _texts), st.integers(1000, 5000))
 def test_any_answer_fits_and_counts_what_it_leaves_out(answer: dict[str, Any], max_bytes: int) -> None:
     text = fitted(answer, max_bytes)
@@ -365,8 +413,7 @@ def test_an_agent_with_nothing_but_the_tools_finds_line_and_rank_of_the_planted_
     """The job of `stepscope demo`, recorded by the server; longer sleeps, which a busy machine does not hide."""
     script = Path(demo_train.__file__ or "")
     planted = next(n for n, line in enumerate(script.read_text().splitlines(), 1) if "time.sleep(" in line)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    job = [*torchrun, str(script), "--steps", "30", "--slow-rank", "1", "--slow-ms", "500"]
+    job = on_two_ranks(script, "--steps", 30, "--slow-rank", 1, "--slow-ms", 500)
 
     async def agent(call: Call) -> tuple[str, int, list[int], float, float]:
         async def asked(name: str, **arguments: Any) -> Any:
@@ -377,13 +424,13 @@ def test_an_agent_with_nothing_but_the_tools_finds_line_and_rank_of_the_planted_
 
         run = (await asked("record", command=job, out="slow"))["run"]
         assert run in (await asked("open_run"))["runs"]
-        first = (await asked("findings", run=run))["findings"][0]
+        first = (await asked("report", run=run, fields=["findings"]))["findings"][0]
         file, line = first["where"][0]["file"], first["where"][0]["line"]
         costs = {}
         for rank in (0, 1):
-            rows = (await asked("owners", run=run, rank=rank))["owners"]
+            rows = (await asked("code", run=run, rank=rank))["code"]
             costs[rank] = sum(row["host_ms"] for row in rows if (row["file"], row["line"]) == (file, line))
-        fixed = await asked("what_if", run=run, without=[f"{file}:{line}"])
+        fixed = await asked("whatif", run=run, without=[f"{file}:{line}"])
         return file, line, first["ranks"], costs[1] - costs[0], fixed["saving_ms"]
 
     file, line, ranks, extra_ms, saving_ms = with_server([tmp_path], agent, "--allow-run")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.cli.run_arguments import check_outputs, make_folder, refuse_used_folder, write_json, write_output
+from stepscope.cli.outputs import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
 
@@ -70,7 +70,7 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cli.run_arguments.os.access", lambda *_: False)
+    monkeypatch.setattr("stepscope.cli.outputs.os.access", lambda *_: False)
     with pytest.raises(UsageError, match="cannot be written"):
         check_outputs(str(tmp_path / "x.json"), force=False)
 

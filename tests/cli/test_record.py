@@ -113,7 +113,7 @@ def test_a_torch_too_old_is_said_and_the_job_runs(tmp_path: Path) -> None:
     old.mkdir()
     (old / "__init__.py").write_text("__version__ = '1.13.1'")
     done = record("--", sys.executable, "-c", "import torch; print(torch.__version__)", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "1.13.1\n")
+    assert (done.returncode, done.stdout) == (0, "1.13.1\n"), done.stderr
     assert "recording needs torch 2.4 or newer, found 1.13.1; this process runs unrecorded" in done.stderr
 
 

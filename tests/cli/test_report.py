@@ -163,7 +163,7 @@ def test_run_without_traces_has_json_a_page_and_a_comparison(
     traced = {"run", "step", "ranks", "efficiency", "waterfall", "findings", "findings_combined", "checks", "code"}
     assert traced <= set(document)
     assert main(["report", folder, "--html", str(page)]) == 0
-    assert "Step: 30 ms" in page.read_text() and "Content-Security-Policy" in page.read_text()
+    assert "Step: 30.0 ms" in page.read_text() and "Content-Security-Policy" in page.read_text()
     assert main(["compare", folder, folder, "--json", "-"]) == 0
     assert '"verdict": "no difference found"' in capsys.readouterr().out
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from stepscope.compare.conditions import GateResult, judge, numbers, parse_gate
-from stepscope.compare.document import ONE_VALUE, Metric, finding_changes, metrics_of, waterfall_changes
-from stepscope.compare.runs import Comparison
+from stepscope.compare.document import ONE_VALUE, Metric, metrics_of, waterfall_changes
+from stepscope.compare.runs import Comparison, StepDifference
 from stepscope.compare.sides import judge_changes
 from stepscope.errors import UsageError
 from stepscope.stats.robust import Difference
@@ -36,7 +36,7 @@ def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (),
 
 def step(a: float, b: float, half: float) -> Comparison:
     found = Difference(a, b, b - a - half, b - a + half, 0.001 if abs(b - a) > half else 0.4, half)
-    return Comparison(found, "profiled", False, {"step.profiled_ms": found}, (), (), (), ())
+    return Comparison(StepDifference(found, "profiled", False), {"step.profiled_ms": found}, (), (), (), ())
 
 
 def judged(text: str, *, a: float = 10.0, b: float = 11.0, half: float = 0.5, **more: Any) -> GateResult:
@@ -55,13 +55,6 @@ def test_numbers_with_samples_have_intervals_and_single_ones_say_why_not() -> No
     single = named(metrics, "collectives.all_reduce.wait_ms")
     assert single.difference is None and single.reason == ONE_VALUE
     assert named(metrics, "collectives.all_reduce:tp.wait_ms").a == 2.0
-
-
-def test_findings_come_go_and_stay() -> None:
-    before = [report(findings=(("straggler", 2), ("no-overlap", 0)))]
-    after = [report(findings=(("straggler", 3), ("no-overlap", 0)))]
-    said = {(f["id"], tuple(f["ranks"])): f["what"] for f in finding_changes(before, after)}
-    assert said == {("straggler", (3,)): "came", ("straggler", (2,)): "went", ("no-overlap", (0,)): "stayed"}
 
 
 def test_waterfall_rows_of_both_sides() -> None:

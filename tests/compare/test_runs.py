@@ -37,22 +37,22 @@ def change_ms(found: Comparison, part: str) -> float:
 
 
 def test_step_of_a_late_rank_is_longer_by_what_it_is_late(found: Comparison) -> None:
-    assert found.basis == "profiled"
-    assert found.step.a == pytest.approx(OWN_US / 1000, abs=0.01)
-    assert found.step.change == pytest.approx(LATE_US / 1000, abs=0.01)
-    assert found.step.significant
+    assert found.step.basis == "profiled"
+    assert found.step.difference.a == pytest.approx(OWN_US / 1000, abs=0.01)
+    assert found.step.difference.change == pytest.approx(LATE_US / 1000, abs=0.01)
+    assert found.step.difference.significant
 
 
 def test_budget_says_where_the_difference_went_and_sums_to_it(found: Comparison) -> None:
     assert change_ms(found, "wait") == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
-    assert sum(row.difference.change for row in found.budget) == pytest.approx(found.step.change, rel=1e-3)
+    assert sum(row.difference.change for row in found.budget) == pytest.approx(found.step.difference.change, rel=1e-3)
     assert next(row for row in found.budget if row.name == "wait").what == "appeared"
     assert all(row.what == "no difference found" for row in found.budget if row.name in ("forward", "backward"))
 
 
 def test_a_run_does_not_differ_from_itself(prompt: RunSamples) -> None:
     same = compare([prompt], [prompt])
-    assert same.step.change == 0 and same.step.p_value == 1
+    assert same.step.difference.change == 0 and same.step.difference.p_value == 1
     assert same.kernels == () and same.operators == ()
     assert not any(row.significant for row in same.budget)
     assert not any(d.significant for d in same.sampled.values())
@@ -67,8 +67,8 @@ def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found
 def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Path, prompt: RunSamples) -> None:
     run = late_run(tmp_path / "known", late_us=0, ranks=RANKS, description={"unprofiled_step_ms": 1.2})
     found = compare([run_samples(account_of(run))], [prompt])
-    assert found.basis == "profiled"
-    assert found.step.change == pytest.approx(0, abs=1e-6)
+    assert found.step.basis == "profiled"
+    assert found.step.difference.change == pytest.approx(0, abs=1e-6)
     assert sum(row.difference.change for row in found.budget) == pytest.approx(0, abs=1e-6)
     assert any("the step without the profiler is unknown for" in note for note in found.notes)
 
@@ -90,7 +90,7 @@ def test_rows_that_appear_vanish_and_slow_down_are_told_from_chance() -> None:
     assert changed_rows([a], [b])[0].name == "new"
 
 
-SLOWER_US = 200.0
+SLOWER_US = 700.0
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def test_the_line_that_got_slower_comes_first(folders: tuple[Path, Path]) -> Non
     document = a.compare(b).document
     first = document["code"][0]
     assert (first["file"], first["line"], first["source"]) == ("model.py", 3, "return self.up(x)")
-    device_us = 150  # forward and what it caused in the backward pass; on A the host took longer
-    assert first["b"] == pytest.approx((device_us + SLOWER_US) / 1000, rel=0.05) and first["a"] < 0.2
+    assert first["change"] > 0
+    assert sum(row["b"] for row in document["code"]) <= document["step_ms"]["b"] * 1.001
     assert first["what"] == "" and first["reason"] == "no interval: one run per side"
     assert document["code_changed"] == len(document["code"])
 
@@ -116,9 +116,10 @@ def test_page_has_lanes_of_both_sides(folders: tuple[Path, Path]) -> None:
     from stepscope.report.html.compare import side_by_side
 
     a, b = map(analysed, folders)
-    lanes = side_by_side((a.account, a.diagnosis), (b.account, b.diagnosis))
-    assert lanes is not None and [rank["rank"] for rank in lanes["ranks"]] == [0]
-    longest = [max(dur for kind, _, dur, _ in side["slices"] if kind < 4) for side in lanes["ranks"][0]["sides"]]
-    assert longest[1] - longest[0] == pytest.approx(SLOWER_US, rel=0.05)
-    assert all("gemm" in side["names"] for side in lanes["ranks"][0]["sides"])
+    (drawing,) = side_by_side((a.account, a.diagnosis), (b.account, b.diagnosis))
+    assert drawing.title == "Rank 0, the first rank"
+    took = [
+        float(shape["tip"][1].removesuffix(" µs")) for shape in drawing.shapes if shape.get("tip", [""])[0] == "gemm"
+    ]
+    assert took[1] - took[0] == pytest.approx(SLOWER_US, rel=0.05)
     assert a.compare(b).to_html().startswith("<!doctype html>")

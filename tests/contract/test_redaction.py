@@ -26,7 +26,7 @@ SECRET = "s3cr3t/Value-1"
         [f"SLURM_JWT={SECRET}"],
         ["--data", f"https://me:{SECRET.replace('/', '%2F')}@host/x"],
         ["--data", f"s3://bucket/x?X-Amz-Signature={SECRET}"],
-        [f"--otlp=http://host:4318/v1?key={SECRET}#{SECRET}"],
+        [f"--endpoint=http://host:4318/v1?key={SECRET}#{SECRET}"],
         [f"postgresql+psycopg://me:{SECRET.replace('/', '')}@host/runs,redis://me:{SECRET.replace('/', '')}@host"],
         ["bash", "-c", f"HF_TOKEN={SECRET} python train.py --lr 0.1"],
         ["bash", "-c", f"python train.py --hf-token {SECRET} --lr 0.1"],
@@ -34,6 +34,15 @@ SECRET = "s3cr3t/Value-1"
         ["python", "-c", f"api_key = '{SECRET}'; train()"],
         ["--config", f'{{"lr": 0.1, "api_key": "{SECRET}", "layers": 2}}'],
         ["--header", f"Authorization: Bearer {SECRET}"],
+        ["-p", SECRET],
+        ["--pw", SECRET],
+        ["-u", f"me:{SECRET}"],
+        [f"--proxy-user=me:{SECRET}"],
+        ["bash", "-c", f"curl -u me:{SECRET} host && python train.py --lr 0.1"],
+        ["--pat", SECRET],
+        ["--sas", f"?sv=1&sig={SECRET}"],
+        ["positional", f"?sv=1&sig={SECRET}"],
+        [f"--query=sv=1&X-Amz-Signature={SECRET}"],
         ["positional", "hf_" + 3 * "AbCdEfGh12"],
         ["positional", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl"],
     ],
@@ -61,6 +70,12 @@ def test_secret_of_a_command_line_is_redacted(words: list[str]) -> None:
         "--use-auth-token True",
         "--use-auth-token --lr 0.1",
         "--author me",
+        "-p 8080",
+        "-p 127.0.0.1:8080:80",
+        "dropout.p=0.1",
+        "-u train.py",
+        "--user 1000:1000",
+        "--pattern x",
         "--compass north",
         "--secretless=false",
         "model.tokenizer=bpe",
@@ -79,8 +94,8 @@ def test_ordinary_training_option_stays(option: str) -> None:
 
 
 def test_variables_and_settings_are_redacted_by_name() -> None:
-    found = redacted({"SLURM_JWT": "x", "SLURM_JOB_ID": "7", "steps": 3, "otlp": "http://me:pw@host:4318?k=v"})
-    assert found == {"SLURM_JWT": REDACTED, "SLURM_JOB_ID": "7", "steps": 3, "otlp": "http://host:4318"}
+    found = redacted({"SLURM_JWT": "x", "SLURM_JOB_ID": "7", "steps": 3, "proxy": "http://me:pw@host:4318?k=v"})
+    assert found == {"SLURM_JWT": REDACTED, "SLURM_JOB_ID": "7", "steps": 3, "proxy": "http://host:4318"}
 
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "-" * 200_000, "a=" * 100_000, "a://" * 50_000, '"' * 200_000])

@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.config import read_config
-from stepscope.cost import alpha_beta, model_flops, operators
-from stepscope.cost import closed_form as collective_time
-from stepscope.cost import model_memory as memory
-from stepscope.cost import model_shape as model_parameters
-from stepscope.cost.calibration import Calibration, calibration_json, load_calibration
+from stepscope.contract import collectives
+from stepscope.cost import alpha_beta, operators
+from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.cost.chips import load_chips
-from stepscope.cost.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.model_shape import transformer_from_config
 from stepscope.errors import StepscopeError
+from stepscope.lab.bench.config import read_config
+from stepscope.lab.predict import (
+    model_flops,
+    model_memory as memory,
+    model_shape as model_parameters,
+)
+from stepscope.lab.predict.calibrate import calibration_json
+from stepscope.lab.predict.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
+from stepscope.lab.predict.model_shape import transformer_from_config
 
 READERS: list[Callable[[Any], Any]] = [
     load_calibration, points_from_csv, points_from_nccl_tests, points_from_bench, load_chips, transformer_from_config,
@@ -117,7 +121,7 @@ def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> 
         read_config(tmp_path / "config.yaml")
 
 
-MODULES = [alpha_beta, collective_time, memory, model_flops, model_parameters, operators]
+MODULES = [alpha_beta, collectives, memory, model_flops, model_parameters, operators]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,4 +1,4 @@
-"""Headline, findings, budget, checks, guides, health, investigation, comparison and `next:` agree with each other."""
+"""Headline, findings, budget, checks, guides, health and `next:` agree with each other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +15,9 @@ from tests.diagnose.test_rules import FAULTS, HEALTHY
 from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.compare.document import finding_changes
 from stepscope.diagnose.findings import conclude, diagnose
+from stepscope.document.consistency import consistent, contradictions
 from stepscope.document.report import report_json
-from stepscope.investigate.investigation import Validation
 from stepscope.run.load import load
 
 pytestmark = pytest.mark.slow
@@ -82,43 +81,6 @@ def test_constructed_run_agrees_with_itself(tmp_path: Path, made: Callable[[Path
     assert agreement.contradictions(made(tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
-def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(tmp_path: Path, name: str) -> None:
-    pair: list[Account] = []
-    for which in ("faulty", "fixed"):
-        job = simulate(*getattr(FAULTS[name], which))
-        (tmp_path / which).mkdir()
-        pair.append(account_of(built_run(tmp_path / which, job.traces), unprofiled_ms=job.period_us / 1000))
-    assert agreement.contradictions_of_pair(*pair) == []
-    assert agreement.contradictions_of_pair(*pair[::-1]) == []
-
-
-@pytest.mark.parametrize("left_us", [0, 300, 900, 1100, 2000, 5000])
-def test_a_fault_that_is_partly_left_is_told_the_same(tmp_path: Path, left_us: float) -> None:
-    pair: list[Account] = []
-    for late_us in (2000, left_us):
-        (tmp_path / f"{len(pair)}").mkdir()
-        pair.append(account_of(late_run(tmp_path / f"{len(pair)}", late_us=late_us, loading=True)))
-    assert agreement.contradictions_of_pair(*pair) == []
-
-
-def test_a_pair_told_otherwise_is_noticed() -> None:
-    def change(*saving_ms: float) -> dict[str, Any]:
-        found = {"id": "straggler", "title": "Rank 1", "ranks": [1]}
-        (row,) = finding_changes(*([{"findings": [found | {"saving_alone_ms": ms}] * (ms > 0)}] for ms in saving_ms))
-        return row
-
-    told = Validation(
-        *(10e6, 8e6, "profiled", 2e6, 1e5), ("straggler",), 2e6, 1e6, 3e6, "came true", remaining=(), fresh=(), notes=()
-    )
-    assert list(agreement._of_fates([change(20, 0)], told)) == []
-    assert list(agreement._of_fates([change(20, 5)], told)) == []
-    assert list(agreement._of_fates([change(20, 15)], told))
-    still = replace(told, fixed=(), remaining=("straggler",))
-    assert list(agreement._of_fates([change(20, 5)], still))
-    assert list(agreement._of_fates([], replace(told, fixed=(), fresh=("straggler",))))
-
-
 @pytest.mark.parametrize(
     ("where", "value"),
     [
@@ -139,13 +101,14 @@ def test_a_pair_told_otherwise_is_noticed() -> None:
 def test_a_number_that_another_rules_out_is_noticed(tmp_path: Path, where: tuple[str | int, ...], value: float) -> None:
     account = account_of(late_run(tmp_path, late_us=2000, loading=True))
     report = report_json(account, diagnose(account))
-    assert list(agreement.misfits(report)) == []
+    assert report["contradictions"] == []
     *path, last = where
     place: Any = report
     for key in path:
         place = place[key]
     place[last] = value
-    assert list(agreement.misfits(report))
+    found = consistent(report)["contradictions"]
+    assert found and list(contradictions(report)) == []
 
 
 def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(tmp_path: Path) -> None:
@@ -153,11 +116,11 @@ def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(tmp_path: Path) -> N
     account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
     report = report_json(account, diagnose(account))
     first = report["findings"][0]
-    assert first["id"] == "data-loading" and list(agreement.misfits(report)) == []
+    assert first["id"] == "data-loading" and report["contradictions"] == []
     step_ms = report["step"]["unprofiled_ms"]
     first |= dict.fromkeys(("saving_alone_ms", "saving_high_ms", "cost_ms_per_step"), 0.99 * step_ms)
     first["saving_pct"] = 99.0
-    assert [line for line in agreement.misfits(report) if "can remove" in line]
+    assert [one for one in contradictions(report) if " less " in one.what]
 
 
 def test_a_run_told_otherwise_is_noticed(tmp_path: Path) -> None:

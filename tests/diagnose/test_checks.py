@@ -10,7 +10,8 @@ from tests.diagnose.late import OWN_US, TRANSFER_US, late_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.efficiency import GivenValues
-from stepscope.diagnose.checks import Check, Guide, checks_of, guides_of
+from stepscope.diagnose.checks import checks_of, guides_of
+from stepscope.records import Row
 from stepscope.run.load import load
 from stepscope.run.side_files import step_log_of
 
@@ -18,7 +19,7 @@ DATA = Path(__file__).parents[1] / "data"
 MATMUL: dict[str, Any] = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
 
 
-def checks(account: Account) -> dict[str, Check]:
+def checks(account: Account) -> dict[str, Row]:
     return {c.id: c for c in checks_of(account)}
 
 
@@ -29,7 +30,7 @@ def test_numbers_of_a_known_step(tmp_path: Path) -> None:
         ("all_reduce_pct_of_backward", 100 * TRANSFER_US / (500 + TRANSFER_US), "fail"),
         ("host_device_copies_pct", 0.0, "pass"),
         ("forward_share_pct", 100 * 500 / OWN_US, "pass"),
-        ("backward_share_pct", 100 * 500 / OWN_US, "fail"),
+        ("backward_share_pct", 100 * 500 / OWN_US, "pass"),
         ("optimizer_share_pct", 100 * 100 / OWN_US, "pass"),
         ("step_time_spread_pct", 0.0, "pass"),
     ):
@@ -48,8 +49,8 @@ def test_waiting_for_input_is_measured_where_a_loader_is_marked(tmp_path: Path) 
     found = checks(account_of(late_run(tmp_path, loading=True, late_us=4000)))
     # One of four ranks waits for input: for as long as its device had nothing left to do.
     assert found["data_loading_pct"].value == pytest.approx(100 * 4000 / (4000 + OWN_US) / 4, abs=1.0)
-    assert found["data_loading_pct"].status == "fail"
-    assert found["data_loading_pct"].reason.startswith("borderline (between good and bad): ")
+    assert found["data_loading_pct"].status == "pass"
+    assert found["data_loading_pct"].reason.startswith("borderline")
 
 
 def test_a_host_alone_has_no_device_to_judge(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_step_logs_tell_the_spread_of_more_steps(tmp_path: Path) -> None:
     lines = [{"step": n, "start_ns": 0, "end_ns": t, "dur_ns": t} for n, t in enumerate(times)]
     run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(lines, rank=0),))
     check = checks(account_of(run))["step_time_spread_pct"]
-    assert check.value == pytest.approx(100 * 200 / 1200, abs=0.1) and check.status == "fail"
+    assert check.value == pytest.approx(100 * 200 / 1200, abs=0.1) and check.reason.startswith("borderline")
     assert "40 steps" in check.reason
 
 
@@ -78,16 +79,16 @@ def test_a_serving_engine_has_no_phases_of_training() -> None:
     assert all("serving engine" in c.reason for c in shares)
 
 
-def guides(account: Account) -> dict[str, Guide]:
+def guides(account: Account) -> dict[str, Row]:
     return {g.id: g for g in guides_of(account)}
 
 
-def statuses(guide: Guide) -> dict[str, str]:
-    return {i.check.id: i.check.status for i in guide.items}
+def statuses(guide: Row) -> dict[str, str]:
+    return {i.check.id: i.check.status for i in guide["items"]}
 
 
-def values(guide: Guide) -> dict[str, float | None]:
-    return {i.check.id: i.check.value for i in guide.items}
+def values(guide: Row) -> dict[str, float | None]:
+    return {i.check.id: i.check.value for i in guide["items"]}
 
 
 def idle_device(folder: Path, *, tail_us: float = 900) -> Account:
@@ -125,8 +126,8 @@ def test_low_mfu_names_wide_products(tmp_path: Path) -> None:
 
 def test_slow_communication_points_at_the_straggler_first(tmp_path: Path) -> None:
     found = guides(account_of(late_run(tmp_path)))["slow-communication"]
-    assert found.items[0].check.id == "stragglers" and found.items[0].check.status == "fail"
-    assert "rank 1" in found.items[0].check.reason
+    assert found["items"][0].check.id == "stragglers" and found["items"][0].check.status == "fail"
+    assert "rank 1" in found["items"][0].check.reason
     # Per step three ranks wait 2000 us, and all four transfer for 300.
     assert values(found)["waiting_pct"] == pytest.approx(100 * 6000 / (6000 + 1200), abs=1)
     assert values(found)["message_mb"] == pytest.approx(4.0)

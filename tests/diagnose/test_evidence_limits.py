@@ -86,9 +86,9 @@ def test_many_kernels_of_unknown_work_are_named_by_the_longest(tmp_path: Path) -
     assert "limits most kernels was not recorded (such as part_0, 9.9 ms)" in found and "64-bit" not in found
 
 
-def test_kernels_of_known_families_still_bound_a_job(tmp_path: Path) -> None:
+def test_a_family_without_bytes_proves_no_bound_by_memory(tmp_path: Path) -> None:
     found = document(tmp_path, filled("at::native::vectorized_elementwise_kernel<4, at::native::add>(int)"))
-    assert found["verdict"] == "memory-bound" and found["recording"]["line"] is None
+    assert found["verdict"] == "compute-bound" and found["recording"]["line"] is None
 
 
 def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_an_uncertain_small_saving_does_not_open_the_report(tmp_path: Path) -> N
         "id": "host-stall", "title": "The host stalls", "ranks": [], "saving_alone_ms": 0.5, "saving_low_ms": 0.0,
         "saving_high_ms": 0.9, "saving_pct": 5.0,
     }  # fmt: skip
-    assert headline_sentence({**found, "findings": [finding]}).startswith("No fix is sure to save anything (")
+    assert headline_sentence({**found, "findings": [finding]}).startswith("No sure fix was found for host ")
     sure = {**finding, "saving_low_ms": 0.3}
     assert headline_sentence({**found, "findings": [finding, sure]}).startswith("The host stalls. Fixing it: 10.0 ")
 

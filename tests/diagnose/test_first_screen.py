@@ -75,10 +75,10 @@ def test_an_exchange_of_unknown_size_names_no_strategy(tmp_path: Path, elements:
 def test_fixes_of_different_times_add_up(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
         r.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + 6_000)
-        for k in range(30):  # as a graph the device would compute for long enough to hide some of the loader as well
-            begin = at + 6_000 + 400 * k
-            with r.op("aten::add", begin, begin + 380):
-                r.kernel("add", at=begin + 5, start=begin + 10, end=begin + 160)
+        for k in range(120):  # as a graph the device would compute for long enough to hide some of the loader as well
+            begin = at + 6_000 + 100 * k
+            with r.op("aten::add", begin, begin + 90):
+                r.kernel("add", at=begin + 5, start=begin + 10, end=begin + 45)
 
     found = document(tmp_path, steps(RankTrace(), 6, 18_000, step))
     alone = {f["id"]: f["saving_alone_ms"] for f in found["findings"]}

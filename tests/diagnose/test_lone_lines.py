@@ -11,9 +11,9 @@ from tests.diagnose.matched import texts
 from tests.diagnose.test_owned_findings import account, forward, sleeps
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.ranks import lone_lines
+from stepscope.records import Row
 
 EVALUATION_US = 600.0
 
@@ -27,7 +27,15 @@ def evaluates(r: PlantedRank, at: float, _: int) -> float:
 
 
 def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
-    late = Straggler(2, "device", 600_000.0, 4, 4, 10.0, 1.3, {"device": 600_000.0})
+    late = Row(
+        rank=2,
+        cause="device",
+        late_ns_per_step=600_000.0,
+        steps_late=4,
+        num_steps=4,
+        persistent=True,
+        evidence={"device": 600_000.0},
+    )
     found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
     first = diagnose(found).findings[0]
     assert (first.id, first.ranks) == ("straggler", (2,))

@@ -284,5 +284,4 @@ def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Pa
             r.kernel("gemm", at=at + 10, start=at + 30, end=at + 280)
         return at + 300
 
-    found = account(tmp_path, teacher)
-    assert lines_matched(found) == []
+    assert not [c for c in lines_matched(account(tmp_path, teacher)) if not c.match.at_most]

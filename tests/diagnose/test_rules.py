@@ -17,6 +17,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collecti
 from tests.diagnose.matched import texts
 
 from stepscope.analyze.account import account_of
+from stepscope.analyze.pipeline import microbatch_saving_ns
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.load import Run
@@ -128,7 +129,7 @@ FAULTS: dict[str, Fault] = {
         [[replace(k, device_us=100, host_us=90) for k in STEP]],
         tolerance=0.1,
     ),
-    "launch-overhead": Fault([[kernel(20, host_us=120)] * 20], [[kernel(20, host_us=1)] * 20]),
+    "launch-overhead": Fault([[kernel(20, host_us=120)] * 200], [[kernel(20, host_us=1)] * 200]),
     "straggler": Fault([ddp(), ddp(), ddp(slow=3), ddp()], [ddp()] * 4, ranks=(2,), cause="device"),
     "straggler, host": Fault([ddp(), SLOW_HOST, ddp()], [ddp()] * 3, ranks=(1,), cause="host"),
     "straggler, data": Fault([ddp(first=[Op("data", 4000)]), ddp(), ddp()], [ddp()] * 3, ranks=(0,), cause="data"),
@@ -232,7 +233,7 @@ def test_stages_that_share_a_device_have_no_bubble_to_fill(tmp_path: Path, devic
     account = account_of(pipeline_run(tmp_path, one_f_one_b(4, 4), forward=400, backward=800))
     view, step = account.views.pipeline, account.step
     assert view is not None and step is not None and view.devices == devices
-    saving_ns = view.microbatch_saving_ns(16, step_ns=step.step_ns)
+    saving_ns = microbatch_saving_ns(view, 16, step_ns=step.step_ns)
     # filling: 3 micro-batches of 1200 us, a quarter of that with four times as many
     assert saving_ns == pytest.approx((devices > 1) * 0.75 * 3 * 1_200_000, rel=0.02)
     said = [f.saving_ns for f in diagnose(account).findings if f.id == "pipeline-bubble" and f.saving_ns > 0]
@@ -267,7 +268,7 @@ def test_group_on_a_slow_link_is_named(tmp_path: Path) -> None:
 
 
 def test_kernels_shorter_than_a_launch_are_a_small_batch(tmp_path: Path) -> None:
-    found = {f.id: f for f in found_in(tmp_path, simulate([kernel(3, host_us=60)] * 30))}
+    found = {f.id: f for f in found_in(tmp_path, simulate([kernel(3, host_us=60)] * 100))}
     assert found["small-batch"].saving_ns == 0
     assert found["launch-overhead"].saving_pct > 50
 
@@ -297,10 +298,10 @@ def test_rank_that_is_late_now_and_then_is_a_straggler(tmp_path: Path, every: in
     def sometimes(step: int) -> Sequence[Op]:
         return ddp(slow=4) if step % every == 1 else ddp()
 
-    job = simulate(ddp(), ddp(), sometimes, ddp())
+    job = simulate(ddp(), ddp(), sometimes, ddp(), steps=max(10, 4 * every))
     first = found_in(tmp_path, job)[0]
     assert (first.id, first.ranks) == ("straggler", (2,))
-    truth_us = job.period_us - simulate(*[ddp()] * 4).period_us
+    truth_us = job.period_us - simulate(*[ddp()] * 4, steps=max(10, 4 * every)).period_us
     assert first.saving_ns / 1000 == pytest.approx(truth_us, rel=0.05)
 
 

@@ -62,4 +62,4 @@ def test_links_lead_to_files(page: Path) -> None:
 
 def test_page_of_the_server_lists_every_tool() -> None:
     page = (ROOT / "docs" / "commands" / "mcp.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(TOOLS)
+    assert set(re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE)) == set(TOOLS)

@@ -54,7 +54,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("page", ["python-api.md", "toolkit.md"])
+@pytest.mark.parametrize("page", ["python-api.md", "lab/toolkit.md"])
 def test_examples_of_the_python_api_hold(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     shutil.copytree(ROOT / "tests" / "data" / "gloo-ddp", tmp_path / "traces")

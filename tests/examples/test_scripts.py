@@ -1,17 +1,16 @@
-"""The examples that guides name run on a CPU: alone, on two gloo ranks, and on two nodes of one rank each."""
+"""The examples that guides name run on a CPU: alone, and on two gloo ranks."""
 
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.integrations.two_ranks import two_ranks
 from tests.job_environment import python_path
 from tests.limits import HANG_S
+from tests.two_ranks import two_ranks
 
 import stepscope
 
@@ -39,7 +38,9 @@ def run(name: str, *arguments: str, **variables: str) -> str:
 
 
 def on_two_ranks(name: str, *arguments: str, **variables: str) -> list[str]:
-    return two_ranks([f"examples/{name}.py", *arguments], env={"PYTHONPATH": python_path(ROOT / "src"), **variables})
+    environ = {"PYTHONPATH": python_path(ROOT / "src"), **variables}
+    modules = "torch.distributed.fsdp" if "fsdp" in name else ""
+    return two_ranks(f"examples/{name}.py", *arguments, modules=modules, env=environ)
 
 
 def test_memory_profiling_shows_every_part_of_the_step() -> None:
@@ -54,13 +55,11 @@ def test_custom_allocator_honours_the_environment() -> None:
 
 
 def test_benchmark_profiles_one_implementation(tmp_path: Path) -> None:
-    run("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "own"), "--world-size", "2")
-    on_two_ranks("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "torchrun"), LOCAL_WORLD_SIZE="2")
-    for folder in ("own", "torchrun"):
-        names = {path.name for path in (tmp_path / folder).iterdir()}
-        assert {f"ddp_bucketed_rank_{rank}_trace.json" for rank in range(2)} | {"ddp_bucketed_summary.txt"} <= names
-        traces = sorted((tmp_path / folder).glob("*_trace.json"))
-        assert [rank["rank"] for rank in stepscope.load(traces).document["ranks"]] == [0, 1]
+    on_two_ranks("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "own"))
+    names = {path.name for path in (tmp_path / "own").iterdir()}
+    assert {f"ddp_bucketed_rank_{rank}_trace.json" for rank in range(2)} | {"ddp_bucketed_summary.txt"} <= names
+    traces = sorted((tmp_path / "own").glob("*_trace.json"))
+    assert [rank["rank"] for rank in stepscope.load(traces).document["ranks"]] == [0, 1]
 
 
 def test_deepseek_is_recorded_where_the_environment_names_a_folder(tmp_path: Path) -> None:
@@ -89,25 +88,3 @@ def test_fsdp_gathers_every_layer(tmp_path: Path) -> None:
     document = stepscope.load(tmp_path / "run").document
     assert [rank["num_steps"] for rank in document["ranks"]] == [3, 3]
     assert document["by_strategy"]["name"].startswith("fsdp")
-
-
-@pytest.mark.slow
-def test_fsdp_on_two_nodes(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-    script = ["examples/fsdp_example.py", "--width", "64", "--steps", "6", "--out", str(tmp_path / "run")]
-    nodes = [
-        subprocess.Popen(
-            [*torchrun, f"--node-rank={node}", *script],
-            env=environment(KINETO_LOG_LEVEL="99"), cwd=ROOT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for node in range(2)
-    ]  # fmt: skip
-    said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said[0][-3000:] + said[1][-3000:]
-    assert gathers(said[0])[0] == 4
-    assert len(stepscope.load(tmp_path / "run").document["ranks"]) == 2

@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integrations.two_ranks import two_ranks
+from tests.two_ranks import two_ranks, two_tasks
 
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file
 
 pytestmark = pytest.mark.job
 STEPS = 10
-# How often each region occurs in a step: the examples with gradient accumulation have two micro-batches.
-EXAMPLES = {"torchrun": 1, "accelerate": 2, "transformers": 2, "lightning": 1, "deepspeed": 2}
+# How often each region occurs in a step (two micro-batches with gradient accumulation), and what the ranks import.
+EXAMPLES = {
+    "torchrun": (1, ""),
+    "accelerate": (2, "accelerate"),
+    "transformers": (2, "transformers.trainer"),
+    "lightning": (1, "lightning"),
+    "deepspeed": (2, "deepspeed"),
+}
 REGIONS = ("data_loading", "forward_pass", "backward_pass")
 
 
@@ -41,16 +47,16 @@ def test_example_is_recorded_on_two_ranks(name: str, tmp_path: Path) -> None:
     if name != "torchrun" and find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     out = tmp_path / "run"
-    said = two_ranks([f"examples/train_{name}.py", "--steps", str(STEPS), "--out", str(out)])
+    said = two_ranks(f"examples/train_{name}.py", "--steps", STEPS, "--out", out, modules=EXAMPLES[name][1])
     assert f"run folder {out}" in said[0]
-    assert_complete(out, micro_batches=EXAMPLES[name])
+    assert_complete(out, micro_batches=EXAMPLES[name][0])
 
 
 def test_stepscope_record_around_an_integration_is_the_only_recorder(tmp_path: Path) -> None:
     """As `srun stepscope record -- python train.py`, whose tasks find each other by Slurm's variables."""
     job = ["-m", "stepscope.cli.main", "record", "--out", str(tmp_path / "outside"), "--steps", "5:8", "--"]
     script = [sys.executable, "examples/train_slurm.py", "--steps", str(STEPS), "--out", str(tmp_path / "inside")]
-    said = two_ranks([*job, *script], slurm=True)
+    said = two_tasks([*job, *script])
     assert all("already recorded by `stepscope record`" in text for text in said)
     assert not (tmp_path / "inside").exists()
     assert_complete(tmp_path / "outside", micro_batches=1)

@@ -2,7 +2,8 @@
 
 Optimizers and DistributedDataParallel ask `torch._dynamo` whether they are being traced, and its import takes 1.7 s of
 the 3.7 s of CPU that a rank needs for its first step. Who compiles gets the real module; until then the answers here
-are those of a compiler that nobody uses. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
+are those of a compiler that nobody uses. Kernels for tensors without data take another 0.9 s; they are registered with
+the first `FakeTensorMode`. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
 users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), what a step costs
 (`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
 
@@ -12,12 +13,16 @@ And has unrecorded jobs end: torch 2.13 hangs in one of ten that leave their gro
 
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import threading
 import time
+import types
 
 COMPILER = "torch._dynamo"
+KERNELS_WITHOUT_DATA = "torch._meta_registrations"
+NEED_THEM = (COMPILER, "torch._inductor", "torch.distributed.tensor")
 
 
 def _disable_dynamo(fn=None, recursive=True):
@@ -86,6 +91,44 @@ def _leave_out_compiler(torch):
     if COMPILER not in sys.modules:
         utils = _Later(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
         torch._dynamo = _Later(COMPILER, utils=utils)
+    if hasattr(
+        getattr(torch, "_C", None), "_set_generator_metaclass"
+    ):  # as `torch._prims` does, which comes with the kernels
+        torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
+
+
+class _Unregistered(types.ModuleType):
+    """Stands for `torch._meta_registrations`, and its own loader: somebody who wants a name of it has it imported."""
+
+    def create_module(self, _):
+        return self
+
+    def exec_module(self, _):
+        return None
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _register()
+        return getattr(sys.modules[KERNELS_WITHOUT_DATA], name)
+
+
+def _register():
+    if isinstance(sys.modules.get(KERNELS_WITHOUT_DATA), _Unregistered):
+        del sys.modules[KERNELS_WITHOUT_DATA]
+        importlib.import_module(KERNELS_WITHOUT_DATA)
+
+
+def _register_before_first_use(fake_tensor):
+    mode, begin = fake_tensor.FakeTensorMode, fake_tensor.FakeTensorMode.__init__
+
+    @functools.wraps(begin)
+    def __init__(self, *args, **kwargs):
+        mode.__init__ = begin
+        _register()
+        begin(self, *args, **kwargs)
+
+    mode.__init__ = __init__
 
 
 def _replace_in(module, function):
@@ -104,13 +147,20 @@ class _Finder:
 
     acts = {  # noqa: RUF012
         "torch": _leave_out_compiler,
+        "torch._subclasses.fake_tensor": _register_before_first_use,
         "torch._compile": lambda module: _replace_in(module, _disable_dynamo),
         "torch.distributed.distributed_c10d": _let_gloo_finish,
         "torch.optim.optimizer": lambda module: _replace_in(module, _use_grad_for_differentiable),
     }
     _asking = threading.local()
+    _left_out = False
 
     def find_spec(self, name, path=None, target=None):
+        if name == KERNELS_WITHOUT_DATA and not self._left_out:
+            type(self)._left_out = True
+            return importlib.machinery.ModuleSpec(name, _Unregistered(name))  # type: ignore[arg-type]  # a loader by its methods
+        if name in NEED_THEM:
+            _register()
         if name not in self.acts or getattr(self._asking, "name", None) == name:
             return None
         before, self._asking.name = getattr(self._asking, "name", None), name

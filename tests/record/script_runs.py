@@ -48,9 +48,3 @@ def run_json(where: Path) -> dict[str, Any]:
 
 def steps(where: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (where / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
-
-
-def two_ranks(name: str, *words: str) -> list[str]:
-    """Return the command that runs a script on two ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [sys.executable, "-W", "ignore", *launcher, str(SCRIPTS / name), *words]

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import torch
+import torch._dynamo  # for all ranks at once
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,8 +1,7 @@
 """Settings travel as one variable; the window follows from them and the step number alone; usual names are taken."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.profiler import schedule
 
 from stepscope.errors import UsageError

@@ -19,9 +19,7 @@ from tests.limits import HANG_S
 
 from stepscope.cli.record import last_words
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper import open_run as outbox
-from stepscope.record.helper import writer
-from stepscope.record.helper import writer as growing_log
+from stepscope.record.helper import open_run as outbox, writer, writer as growing_log
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.writer import GrowingLog, Writer
 from stepscope.record.launch.launch import LaunchOutcome, recorded_in, trouble_of_helpers
@@ -214,7 +212,7 @@ def test_T5_storage_that_fails_does_not_hold_up_the_end_of_the_job(monkeypatch: 
     [
         ([], None),
         (["helper.{ended}", "helper.{ended}.done"], None),
-        (["helper.{ended}"], "the helper process that writes the run was killed"),
+        (["helper.{ended}"], "the helper process of rank 1 was killed"),
         (["helper.{alive}", "helper.{alive}.closed"], "the helper process that writes the run is still at work"),
         (["helper.{ended}", "helper.{ended}.errno28", "helper.{ended}.done"], "what was not written is lost"),
         (["helper.{alive}", "helper.{alive}.errno28", "helper.{ended}"], "No space left on device; a helper process"),
@@ -224,7 +222,7 @@ def test_T35_trouble_of_helpers(left: list[str], trouble: str | None, tmp_path: 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for name in left:
-        (tmp_path / name.format(ended=ended.pid, alive=os.getpid())).touch()
+        (tmp_path / name.format(ended=ended.pid, alive=os.getpid())).write_text("1")
     found = trouble_of_helpers(tmp_path)
     assert found is None if trouble is None else trouble in str(found)
 

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from stepscope.contract.run_folder import steps_file
-from stepscope.record import session
-from stepscope.record import steps as regions_module
+from stepscope.record import session, steps as regions_module
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
-from stepscope.record.loop import loop as loop_module
-from stepscope.record.loop import routine as routine_module
+from stepscope.record.loop import loop as loop_module, routine as routine_module
 from stepscope.record.session import Recorder
 from stepscope.record.window import guards
 

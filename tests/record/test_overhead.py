@@ -48,13 +48,12 @@ def test_T26_light_mode_costs_less_than_a_step_that_does_next_to_nothing(tmp_pat
 
 @pytest.mark.slow
 def test_memory_and_calls_per_step_stay_flat(tmp_path: Path) -> None:
-    looks = list(
-        soak(tmp_path, steps=1_200, looks=3, samples=False)
-    )  # those of threads are bounded by number, not by step
-    assert len(looks) == 3
-    # 800 steps later: not 60 bytes a step have stayed.
-    assert looks[-1].own_kb - looks[0].own_kb < 800 * 60 / 1024
-    assert looks[-1].calls <= looks[0].calls
+    # Samples of threads are bounded by number, not by step.
+    looks = list(soak(tmp_path, steps=1_200, looks=6, samples=False))
+    early, late = looks[:3], looks[3:]
+    # What waits for a busy machine to write it is there at some looks only; a leak would be there at all later ones.
+    assert min(x.own_kb for x in late) - max(x.own_kb for x in early) < 200 * 60 / 1024  # 60 bytes a step
+    assert min(x.calls for x in late) <= max(x.calls for x in early)
 
 
 PER_MICRO_BATCH = 100  # where a step is followed, which happens once a second; else 24
@@ -117,7 +116,7 @@ def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
 
 @pytest.mark.slow
 def test_live_export_and_alarms_are_no_call_more_on_the_training_thread(tmp_path: Path) -> None:
-    exports: dict[str, Any] = {"metrics": "0", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.1, "on_alarm": 5}
+    exports: dict[str, Any] = {"metrics": "0", "on_alarm": 5}
     counts = []
     for name, asked in (("light", {}), ("export", exports)):
         recorder = Recorder.start(RecordConfig(out=str(tmp_path / name), light=True, telemetry=False, **asked))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.record.script_runs import SCRIPTS, recorded, run_json, script, started, steps, two_ranks
+from tests.record.script_runs import SCRIPTS, recorded, run_json, script, started, steps
+from tests.two_ranks import on_two_ranks
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
@@ -86,17 +87,15 @@ def test_T29_checkpoints_are_equal_byte_by_byte(kind: str, tmp_path: Path) -> No
     assert [line["step"] for line in steps(tmp_path / "with") if "checkpoint" in line["regions"]] == [3, 7, 11]
 
 
-@pytest.mark.parametrize("how", ["add", "assign"])
-def test_updates_written_by_hand_are_steps(how: str, tmp_path: Path) -> None:
-    done = recorded(tmp_path, script("by_hand.py", how))
+def test_updates_written_by_hand_are_steps(tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("by_hand.py"))
     assert (done.returncode, len(steps(tmp_path))) == (0, 14)
-    assert done.stdout == started(script("by_hand.py", how), tmp_path).stdout
+    assert done.stdout == started(script("by_hand.py"), tmp_path).stdout
     assert run_json(tmp_path)["step_unit"] == "one update of the parameters, written by hand"
 
 
-@pytest.mark.parametrize("name", ["optimizer_per_step", "critics_by_hand"])
-def test_windows_of_loops_without_the_usual_optimizer(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(SCRIPTS.parent / "loops" / "updates.py"), name]
+def test_window_of_a_loop_without_the_usual_optimizer(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS.parent / "loops" / "updates.py"), "critics_by_hand"]
     done = recorded(tmp_path, command, "--steps", "12:18")
     assert (done.returncode, done.stdout) == (0, started(command, tmp_path).stdout)
     assert "recorded 40 steps of 1 rank, profiled steps 12-17" in done.stderr
@@ -173,7 +172,7 @@ def numbers(where: Path, region: str) -> list[int]:
 def test_the_trainer_of_transformers_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    both_ways(tmp_path, two_ranks("run_clm.py"))
+    both_ways(tmp_path, on_two_ranks(SCRIPTS / "run_clm.py", modules="transformers.trainer"))
     found = steps(tmp_path)
     assert len(found) == 24
     assert {line["regions"]["backward_pass"]["n"] for line in found} == {2}  # micro-batches

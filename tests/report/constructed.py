@@ -1,12 +1,13 @@
 """A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from stepscope.cost.calibration import Calibration, calibrate
-from stepscope.cost.measured_collectives import Point
+from stepscope.cost.calibration import Calibration
+from stepscope.lab.predict.calibrate import calibrate
+from stepscope.lab.predict.measured_collectives import Point
 from stepscope.report.html.page import page_data, page_of
 from stepscope.report.html.page_data import (
     GROUPS,
@@ -20,7 +21,6 @@ from stepscope.report.html.page_data import (
     Timeline,
 )
 from stepscope.report.html.timeline_data import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
-from stepscope.trace.nccl import NcclLog
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -100,7 +100,7 @@ def _code() -> dict[str, Any]:
         "code": [
             {**row, "file": "train.py", "line": 40, "source": "for x in data: step(x)"},
             {**row, "file": "model.py", "line": 31, "line_to": 33, "source": "x = x + self.up(x)", "module": "layers",
-             "saving_ms": 40.0},
+             "saving_ms": 140.0},
             {**row, "file": "train.py", "line": 43, "line_to": 43, "source": None, "saving_ms": 90.0, "step_pct": 45.0},
         ],
         "modules": [module],
@@ -262,7 +262,22 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             }
             for r in range(ranks)
         ],
-        "nccl": [asdict(NcclLog(0, "2.28.9", 16, {"P2P/CUMEM": 14, "NET/IB": 2}, "IB", ()))],
+        "nccl": [
+            {
+                **dict.fromkeys(("host", "num_ranks", "num_nodes", "local_ranks", "num_rings")),
+                **dict.fromkeys(("max_bw_gb_per_s", "total_bw_gb_per_s")),
+                **{name: [] for name in ("warnings", "interfaces", "communicators", "choices", "collectives")},
+                "rank": 0,
+                "version": "2.28.9",
+                "channels": 16,
+                "transports": {"P2P/CUMEM": 14, "NET/IB": 2},
+                "network": "IB",
+                "links": {},
+                "infiniband_missing": False,
+                "settings": {},
+                "num_lines": 0,
+            }
+        ],
         "memory_edges": [],
         "memory_steps": [
             {
@@ -391,6 +406,7 @@ def _details(ranks: int, steps: int) -> dict[str, Any]:
         "pipeline_step": None,
         "what_if": _what_if(),
         "code_trees": _code_trees(),
+        "training_lines": ["train.py:40", "model.py:31"],
         "chip": {"name": "H100", "tflops": {"bf16": 989.0}, "memory_gb_per_s": 3350.0},
     }  # fmt: skip
 

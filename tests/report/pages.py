@@ -14,12 +14,15 @@ from tests.report.constructed import constructed_page
 from stepscope.analysis import load
 from stepscope.cli.main import main
 from stepscope.cli.watch import LiveSite
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.measured_collectives import Point
 from stepscope.document.light import light_json
-from stepscope.report.html.sheets import Sheet, bench_sheet, calibration_sheet, runs_sheet, sheet_page, steps_sheet
-from stepscope.report.runs import RunEntry
-from stepscope.results.folder import bench_results_of
+from stepscope.lab.predict.calibrate import calibrate
+from stepscope.lab.predict.measured_collectives import Point
+from stepscope.lab.report.sheets import bench_sheet, calibration_sheet
+from stepscope.lab.results.folder import bench_results_of
+from stepscope.report.html.sheets import sheet_page
+from stepscope.report.pages.light import steps_sheet
+from stepscope.report.pages.runs import RunEntry, runs_sheet
+from stepscope.report.sheet import Sheet
 from stepscope.run.light import LightRun
 from stepscope.run.side_files import StepLog, step_log_of
 

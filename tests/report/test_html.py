@@ -14,18 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.owners.owned_folder import owned_folder
 from tests.report.constructed import constructed, constructed_page
 
+from stepscope.analysis import load as analysed
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.measured_collectives import Point
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.document.sentence import headline_sentence
+from stepscope.lab.predict.calibrate import calibrate
+from stepscope.lab.predict.measured_collectives import Point
 from stepscope.report.html.page import page_data, page_of
 from stepscope.report.html.page_data import KINDS, Slices, Timeline, grid_of, packed
+from stepscope.report.html.sheets import sheet_page
 from stepscope.report.html.timeline_data import slices_of
+from stepscope.report.pages.compare import comparison_sheet
 from stepscope.report.pictures import calibrated_collectives
 
 STEP = 2000
@@ -155,6 +159,28 @@ def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, caps
     assert out.read_text().startswith("<!doctype html>")
     assert main(["report", str(tmp_path), "--html", str(out)]) == 2
     assert "already exists; use --force" in capsys.readouterr().err
+
+
+def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path: Path) -> None:
+    owned = account_of(owned_folder(tmp_path))
+    needed = report_json(owned, diagnose(owned), details=True)["details"]["training_lines"]
+    assert {"train.py:10", "train.py:11", "model.py:3"} <= set(needed)
+    assert "train.py:12" not in needed
+
+
+def test_the_comparison_counts_slower_and_faster_lines_in_the_order_of_its_document(tmp_path: Path) -> None:
+    runs = tmp_path / "a", tmp_path / "b"
+    owned_folder(runs[0])
+    owned_folder(runs[1], late_us=200.0)
+    found = analysed(runs[0]).compare(analysed(runs[1])).document
+    one = dict.fromkeys(("function", "source", "low", "high")) | {"a": 10.0, "b": 10.0, "what": "no difference found"}
+    rows = [
+        {**one, "file": "train.py", "line": 10 + k, "change": change} for k, change in enumerate((-9.0, 2.0, -0.5, 0.1))
+    ]
+    header, _ = unpacked(text_between(sheet_page(comparison_sheet({**found, "code": rows})), 'id="data">', "</script>"))
+    (code,) = (section for section in header["report"]["sections"] if section["id"] == "code")
+    assert [row[0] for row in code["table"]["rows"]] == ["train.py:10", "train.py:11", "train.py:12", "train.py:13"]
+    assert "2 slower and 2 faster" in code["lines"][0]
 
 
 def text_between(text: str, begin: str, end: str) -> str:

@@ -34,6 +34,11 @@ PINK = (
     "for (let i = 0; i < d.length; i += 4) "
     "if (d[i] === 214 && d[i + 1] === 0 && d[i + 2] === 108) n++; return n })()"
 )
+# Whether an element is within the part that its scrolling region shows.
+_VISIBLE = (
+    "((node) => { const own = node.getBoundingClientRect(), box = node.closest('.scroll').getBoundingClientRect();"
+    " return own.width > 0 && own.left >= box.left - 1 && own.right <= box.right + 1 })"
+)
 HOSTILE = (
     "</script><script>window.ran = 1</script>",
     "<img src=http://127.0.0.1:9/leak onerror='window.ran = 1'>",
@@ -89,6 +94,91 @@ def test_a_phone_shows_all_tabs_and_breaks_no_number_from_its_unit(opened: Brows
     bar = "document.querySelector('[role=tablist]')"
     assert opened.run(f"return {bar}.scrollWidth <= {bar}.clientWidth")
     assert "ms per step (−9\u00a0%)" in opened.run("return document.querySelector('.sentence').textContent")  # noqa: RUF001
+    opened.size(1280, 1000)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    (tmp_path / "page.html").write_text(constructed_page(ranks=64, steps=20, slices_per_rank=90))
+    browser.size(width, 1000)
+    try:
+        browser.open(tmp_path / "page.html")
+        for tab in ("summary", "timeline", "summary"):
+            browser.show(tab)
+            assert browser.waited(f"{PINK} > 300"), tab  # the frame around rank 37 and what it did meanwhile
+        browser.show("ranks")
+        first = "document.querySelector('#ranks tbody tr')"
+        assert browser.run(f"return {first}.cells[0].textContent") == "37 (late)"
+        dot = browser.run(f"return {_VISIBLE}(document.querySelector('#rank-times svg circle[style*=high]'))")
+        assert dot, "the dot of the late rank is outside of the part of the picture that is shown"
+    finally:
+        browser.size(1280, 1000)
+
+
+def test_idle_time_is_not_marked_in_the_kernels_that_its_line_launched(browser: Browser, tmp_path: Path) -> None:
+    document = report(ranks=2, steps=3)
+    (launches,) = (f for f in document["findings"] if f["id"] == "launch-overhead")
+    place = {"file": "model.py", "line": 31, "module": None, "share": 1.0, "after": False}
+    document["findings"] = [{**launches, "where": [place]}]
+    document["details"]["what_if"] = None
+    timeline = constructed_timeline(ranks=2, steps=3, slices_per_rank=60)
+    (tmp_path / "page.html").write_text(page_of(page_data(document, timeline)).html)
+    browser.open(tmp_path / "page.html")
+    assert text(browser, "#timeline .said") == ""
+    assert browser.run(f"return {PINK}") == 0
+
+
+@pytest.mark.parametrize(
+    ("tab", "section"),
+    [
+        ("kernels", "kernels"),
+        ("timeline", "critical-path"),
+        ("ranks", "collectives"),
+        ("code", "code"),
+    ],
+)
+def test_a_phone_shows_the_first_times_of_a_table_next_to_its_names(opened: Browser, tab: str, section: str) -> None:
+    opened.size(390, 844)
+    opened.show(tab)
+    numbers = f"[...document.querySelectorAll('#{section} tbody tr:first-child td.number')]"
+    assert opened.run(f"return {numbers}.slice(0, 2).every({_VISIBLE})")
+    assert opened.run(f"return {numbers}.slice(0, 2).some((c) => /[µm]s$/.test(c.textContent))")
+    name = f"document.querySelector('#{section} tbody td:first-child')"
+    assert opened.run(f"return {_VISIBLE}({name}) && {name}.offsetHeight < 80")
+    assert opened.run("return document.documentElement.scrollWidth") <= 390
+    opened.size(1280, 1000)
+
+
+def test_lines_that_training_needs_do_not_lead_the_savings(opened: Browser) -> None:
+    opened.show("code")
+    rows = opened.run(
+        "return [...document.querySelectorAll('#code tbody tr')].map(({cells: [a, b]}) => [a.innerText, b.innerText])"
+    )
+    assert [(place.split("\n")[0], saving) for place, saving in rows[:2]] == [
+        ("train.py:43", "90.0 ms"), ("model.py:31 to 33", "140 ms")
+    ]  # fmt: skip
+    assert "x = x + self.up(x)" in rows[1][0] and rows[2][0].startswith("train.py:40")
+
+
+def test_shares_of_kernels_are_of_the_step(opened: Browser) -> None:
+    opened.show("kernels")
+    heads = opened.run("return [...document.querySelectorAll('#kernels thead th')].map((h) => h.textContent)")
+    cells = opened.run("return [...document.querySelector('#kernels tbody tr').cells].map((c) => c.textContent)")
+    found = dict(zip(heads, cells, strict=True))
+    assert (found["total"], found["of the step"]) == ("40.0 ms", "15.3 %")  # of 261 ms
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_likely_range_is_next_to_the_saving_that_it_belongs_to(opened: Browser, width: int) -> None:
+    opened.size(width, 1000)
+    title, cards = text(opened, "#findings .saves"), text(opened, ".cards").replace("\u00a0", " ")
+    assert title == "saves 23 ms per step (9 %) likely 18–28 ms"  # noqa: RUF001
+    assert "fix 1 alone, likely 18–28 ms; all 3 together 36 ms (14 %)" in cards  # noqa: RUF001
+    assert opened.run(
+        "return [...document.querySelectorAll('#findings .body p')].every((p) => !p.textContent.startsWith('likely'))"
+    )
     opened.size(1280, 1000)
 
 

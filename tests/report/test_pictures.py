@@ -17,8 +17,7 @@ from stepscope.report import pictures
 from stepscope.report.drawing import Drawing, rect, words
 from stepscope.report.html.page_data import GROUPS, KINDS, Grid, grid_of
 from stepscope.report.html.timeline_data import slices_of
-from stepscope.report.step_pictures import rank_times
-from stepscope.report.svg import Growth, growth_svg
+from stepscope.report.step_pictures import rank_times, timeline_drawing
 from stepscope.run.side_files import StepLog
 from stepscope.whatif.settings import switches
 
@@ -157,6 +156,44 @@ def test_ranks_that_differ_little_are_drawn_on_a_scale_that_shows_it() -> None:
     assert widths[2] > 1.5 * widths[0] and "scale begins" in drawing.notes[0]
 
 
+def test_many_ranks_are_dots_with_a_line_at_the_median() -> None:
+    own = np.full((40, 1), 100e6)
+    own[37] = 150e6
+    groups = np.zeros((len(GROUPS), 40, 1))
+    groups[GROUPS.index("compute")] = own
+    drawing = rank_times(Grid(tuple(range(40)), (5,), groups), {"stragglers": [{"rank": 37}], "ranks": []})
+    assert drawing is not None
+    (median,) = [s for s in drawing.shapes if s["is"] == "path" and s["stroke"] == "text"]
+    start, end = (float(point.split(",")[1]) for point in median["points"].split())
+    plain = {s["y"] for s in drawing.shapes if s["is"] == "dot" and s["fill"] == "compute"}
+    assert plain == {start} == {end}
+
+
+def test_durations_of_kernels_are_labelled_as_they_are() -> None:
+    from_us = [0.0, *(2.0 * 2**k for k in range(15))]
+    times = [0.0] * 16
+    times[8:12] = [1.0, 2.0, 3.0, 4.0]
+    kernels = {"from_us": from_us, "families": [{"family": "gemm", "count": times, "ms": times}]}
+    drawing = pictures.kernel_durations({"details": {"kernels": kernels}})
+    assert drawing is not None
+    labels = [s["text"] for s in drawing.shapes if s["is"] == "text"]
+    assert [label for label in labels if label in ("256 µs", "512 µs", "1.02 ms", "2.05 ms")] == [
+        "256 µs", "512 µs", "1.02 ms", "2.05 ms"
+    ]  # fmt: skip
+
+
+def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path: Path) -> None:
+    traces = ranks()
+    for n in range(4):
+        traces[0].copy("DtoD (Device -> Device)", at=STEP * n - 70, start=STEP * n + 820, end=STEP * n + 860)
+    found = Analysis(built_run(tmp_path, traces))
+    slices = slices_of(found.account, grid_of(found.account))
+    assert slices is not None
+    legend = dict(timeline_drawing(slices).legend)
+    assert legend["copy"] == "copies"
+    assert all(row["ms_per_step"] == 0 for row in found.document["step"]["budget"] if row["part"] == "copy")
+
+
 def test_matrix_has_lines_between_nodes() -> None:
     ranks = [{"rank": r, "host": f"node{r // 2}"} for r in range(4)]
     waited = (np.eye(4)[::-1]).tolist()
@@ -165,16 +202,6 @@ def test_matrix_has_lines_between_nodes() -> None:
     assert drawing is not None
     assert sum(s["is"] == "path" for s in drawing.shapes) == 2
     assert ("text", "between nodes") in drawing.legend
-
-
-def test_growth_in_proportion_follows_the_dashed_line() -> None:
-    text = growth_svg([Growth(of="<ranks>", sizes=[1, 2, 4, 8], costs={"a & b": [0.5, 1.0, 2.0, 4.0]}, unit="s")])
-    tree = ElementTree.fromstring(text)
-    (dashed,) = [line for line in tree.iter(f"{SVG}polyline") if line.get("stroke-dasharray")]
-    (x1, y1), (x2, y2) = ([float(v) for v in p.split(",")] for p in (dashed.get("points") or "").split())
-    circles = [(float(c.get("cx") or "nan"), float(c.get("cy") or "nan")) for c in tree.iter(f"{SVG}circle")]
-    assert len(circles) == 4
-    assert all(abs(y - (y1 + (y2 - y1) * (x - x1) / (x2 - x1))) < 0.2 for x, y in circles)
 
 
 def test_names_in_a_picture_are_escaped() -> None:

@@ -8,11 +8,12 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed_page
 
+from stepscope.document.rows import Column, TableSchema
+from stepscope.records import Row
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import timeline_of
 from stepscope.report.view.server import FIRST_PAGE, LocalServer, folder_site, local_server, perfetto_folder
 from stepscope.report.view.site import ViewSite
-from stepscope.tables.schema import Column, TableSchema
 from stepscope.tables.table import Table, table_of_rows
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))]
@@ -45,7 +46,15 @@ class SomeTables:
     def table(self, name: str) -> Table:
         return table_of_rows(
             SCHEMA,
-            [(HOSTILE if row % 2 == 0 else "odd", row, BEGAN_NS + row * 1000, row * 10_000) for row in range(450)],
+            [
+                Row(
+                    name=HOSTILE if row % 2 == 0 else "odd",
+                    row=row,
+                    start_ns=BEGAN_NS + row * 1000,
+                    dur_ns=row * 10_000,
+                )
+                for row in range(450)
+            ],
         )
 
 

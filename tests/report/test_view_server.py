@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.limits import HANG_S
 
+from stepscope.document.rows import TABLES, Column, TableSchema
 from stepscope.errors import InputError
 from stepscope.report.view.server import LocalServer, folder_site, local_server
 from stepscope.report.view.site import MAX_ROWS, ViewSite
-from stepscope.tables.schema import TABLES, Column, TableSchema
 from stepscope.tables.table import Table, known, table_of
 
 HOSTILE = "</script><script>window.ran = 1</script>"

@@ -8,8 +8,9 @@ import pytest
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.errors import TraceError
+from stepscope.run.device_work import MAX_STREAMS
 from stepscope.run.load import unread_lines
-from stepscope.run.rank import MAX_STREAMS, Rank
+from stepscope.run.rank import Rank
 from stepscope.trace.table import EventKind
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.run.together import Job
 
 from stepscope.analyze.collective_costs import collective_rows, rank_account, rank_wait

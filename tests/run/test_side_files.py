@@ -9,7 +9,7 @@ from tests.diagnose.late import late_run
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
-from stepscope.report.text.summary import summary_text
+from stepscope.report.summary import summary_text
 from stepscope.run.load import load
 from stepscope.run.side_files import side_files
 

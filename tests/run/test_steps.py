@@ -13,8 +13,9 @@ from stepscope.analyze.collective_costs import rank_account
 from stepscope.contract.run_folder import steps_file
 from stepscope.errors import TraceError
 from stepscope.run.load import load
-from stepscope.run.rank import Rank, Steps, recorded_steps
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import read_step_log, step_logs, unprofiled_step
+from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.table import event_kinds
 from stepscope.units import ms
 

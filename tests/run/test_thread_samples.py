@@ -1,4 +1,4 @@
-"""Samples of threads: the wait for a core is spread over the steps it belongs to, and damaged files are left out."""
+"""Samples of threads: they give the time of lines, and damaged files are left out."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.run.side_files import readable_step_logs, side_files, with_core_waits
+from stepscope.analyze.thread_time import sampled_steps, time_by_line
+from stepscope.run.side_files import readable_step_logs, side_files
 
 MS = 1_000_000
 
 
-def document(delays_us: list[int | None], **changed: Any) -> dict[str, Any]:
-    rows = [[100_000 * i, 0, 1, 0, 0, delay, [[0, 0, 0]]] for i, delay in enumerate(delays_us)]
+def document(count: int, **changed: Any) -> dict[str, Any]:
+    rows = [[100_000 * i, 0, 1, 0, 0, [[0, 0, 0]]] for i in range(count)]
     return {
         "schema": 1,
         "rank": 0,
@@ -38,14 +39,13 @@ def write(folder: Path, samples: dict[str, Any], ran_ms: list[int]) -> None:
     (folder / "rank00000.samples.jsonl").write_text(json.dumps(samples) + "\n")
 
 
-def test_a_wait_for_a_core_belongs_to_the_steps_in_which_the_thread_did_not_run(tmp_path: Path) -> None:
-    # Between the first two samples 30 ms, all in step 1; then none, although step 2 waited for something.
-    write(tmp_path, document([0, 30_000, 30_000, 40_000]), [50, 20, 30, 50, 45, 45, 50])
-    (log,), _ = readable_step_logs(tmp_path)
-    (log,) = with_core_waits((log,), side_files(tmp_path).samples)
-    waits_ms = (log.column("cpu.delay_ns") / MS).tolist()
-    assert waits_ms[:6] == pytest.approx([0, 30, 0, 0, 5, 5])
-    assert waits_ms[6] != waits_ms[6]  # after the last sample: unknown
+def test_samples_give_the_time_of_lines(tmp_path: Path) -> None:
+    frames = [["train.py", 3, "step", "x = 1", 1], ["train.py", 7, "step", "y = 2", 1]]
+    rows = [[50_000 * n + 20_000, 0, 1, int(n % 4 == 0), 0, []] for n in range(20)]
+    write(tmp_path, document(0, frames=frames, stacks=[[0], [1]], samples=rows), [50] * 21)
+    logs, _ = readable_step_logs(tmp_path)
+    found = time_by_line(sampled_steps(side_files(tmp_path).samples, logs), 50.0)
+    assert found == {("train.py", 3): pytest.approx(37.5, rel=0.1), ("train.py", 7): pytest.approx(12.5, rel=0.2)}
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_a_wait_for_a_core_belongs_to_the_steps_in_which_the_thread_did_not_run(
         {"frames": None},
         {"stacks": [[7]]},
         {"stacks": [["a"]]},
-        {"samples": [[0, 0, 0, 9, 0, 0, []]]},
-        {"samples": [[0, 0, 0, 0, 0, 0, [[4, 0, 0]]]]},
-        {"samples": [[10**40, 0, 0, 0, 0, 0, []]]},
+        {"samples": [[0, 0, 0, 9, 0, []]]},
+        {"samples": [[0, 0, 0, 0, 0, [[4, 0, 0]]]]},
+        {"samples": [[10**40, 0, 0, 0, 0, []]]},
         {"samples": 3},
         {"threads": 7},
     ],
 )
 def test_a_file_that_is_not_as_it_is_written_is_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
-    write(tmp_path, document([0, 1], **changed), [50, 50])
+    write(tmp_path, document(2, **changed), [50, 50])
     found = side_files(tmp_path)
     assert found.samples == ()
     assert [line for line in found.unread if line.startswith("rank00000.samples.jsonl: left out")]

@@ -19,10 +19,10 @@ from stepscope.cli import sql as command
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
+from stepscope.document.rows import TABLES
 from stepscope.errors import UsageError
 from stepscope.run.load import Run
 from stepscope.tables.catalog import RunTables
-from stepscope.tables.schema import TABLES
 from stepscope.tables.sql import run_query
 from stepscope.tables.table import answer_csv, table_csv
 from stepscope.trace.cache_place import content_key
@@ -31,7 +31,7 @@ pa = pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
 ROOT = Path(__file__).parent.parent.parent
-FORMULAS = ("=1+1", "+cmd", "-2", "@SUM(A1)", "\tx", "\rx")
+FORMULAS = ("=1+1", "+cmd", "-2", "@SUM(A1)", "\tx", "\rx", "\uff1d1", " =1", "\ufeff=1", "\x00=1")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     )
     assert [row[3] for row in rows[1:]] == ["'" + name for name in FORMULAS]
     answer = run_query(RunTables(hostile), 'select name as "=n", -1 as minus from device_work order by start_ns')
-    rows = list(csv.reader(io.StringIO(answer_csv(answer.columns, answer.rows), newline="")))
+    rows = list(csv.reader(io.StringIO(b"".join(answer_csv(answer.columns, answer.rows)).decode(), newline="")))
     assert rows[0] == ["'=n", "minus"] and [row[0] for row in rows[1:]] == ["'" + name for name in FORMULAS]
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
 

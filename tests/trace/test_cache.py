@@ -15,8 +15,7 @@ from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.trace import cache
-from stepscope.trace import table as schema
+from stepscope.trace import cache, table as schema
 from stepscope.trace.cache import read_cached
 from stepscope.trace.cache_place import cache_file
 from stepscope.trace.read import read

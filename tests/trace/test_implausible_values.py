@@ -70,3 +70,11 @@ def test_argument_out_of_range_is_unknown_and_its_field_named(
     assert trace.arg(column).at(np.array([0, 1]), missing=-7).tolist() == [1, -7]
     assert trace.quality.bad_args == 1
     assert any(note.startswith(f"{key}: 1 values outside") for note in trace.quality.notes)
+
+
+def test_share_out_of_range_is_unknown(tmp_path: Path) -> None:
+    events = [event("kernel", "a", 2 * k, **{"est. achieved occupancy %": v}) for k, v in enumerate((50, 250, -1))]  # type: ignore[arg-type]
+    trace = trace_of(tmp_path, events)
+    found = trace.arg("occupancy_pct")
+    assert found.rows.tolist() == [0] and found.values.view(np.float64).tolist() == [50]
+    assert trace.quality.bad_args == 2

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.run.traces import event as bare_event
-from tests.run.traces import trace_of
+from hypothesis import given, strategies as st
+from tests.run.traces import event as bare_event, trace_of
 from tests.trace.test_reading_faults import SAMPLE, event, peak_growth_bytes, text_of
 from zlib_ng import gzip_ng
 

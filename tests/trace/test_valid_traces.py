@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.trace import oracle
 from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
 
 from stepscope.errors import StepscopeError, TraceError
-from stepscope.trace import read as blocks
-from stepscope.trace import read as reading
+from stepscope.trace import read as blocks, read as reading
 from stepscope.trace.read import read
 from stepscope.trace.table import NONE_NS, Columns, PlausibleColumns, SparseColumn, Trace
 

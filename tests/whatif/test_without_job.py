@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.limits import HANG_S
 from tests.made_once import made_once
+from tests.two_ranks import on_two_ranks
 
 from stepscope.analysis import Analysis, load
 from stepscope.analyze.ownership import owner_name
@@ -35,8 +36,7 @@ def record_job(folder: Path) -> None:
     out = folder / "run"
     steps = f"{STEPS.start}:{STEPS.stop}"
     record = [sys.executable, "-m", "stepscope", "record", "--out", str(out), "--steps", steps, "--"]
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "30"]
-    subprocess.run([*record, *job], check=True, timeout=HANG_S, capture_output=True)
+    subprocess.run([*record, *on_two_ranks(SCRIPT, 30)], check=True, timeout=HANG_S, capture_output=True)
 
 
 def test_every_operator_has_its_counterpart_and_nearly_all_time_a_line(recorded: Analysis) -> None:
@@ -54,11 +54,12 @@ def test_planted_lines_cost_something_and_modules_are_paths(recorded: Analysis) 
     lines = {line.owner: line for line in recorded.account.code.lines}
     assert lines[line_of("statistic")].own.host_ns > 0
     assert lines[line_of("call")].inclusive.host_ns >= lines[line_of("statistic")].inclusive.host_ns
-    assert lines[line_of("forward")].backward.host_ns > 0
+    if not recorded.document["step"]["starved"]:  # on the clock of free cores short nodes of backward may have no time
+        assert lines[line_of("forward")].backward.host_ns > 0
     assert lines[line_of("reduces")].inclusive.comm_ns > 0
     assert lines[line_of("forward")].inclusive.comm_ns == 0  # buckets are of no forward line
     assert lines[line_of("backward")].inclusive.comm_ns > 0
-    assert {"up", "down"} <= {module.path for module in recorded.account.code.modules}
+    assert {"up", "down"} <= {module.module for module in recorded.account.code.modules}
 
 
 def test_the_collectives_of_a_line_go_with_it_on_all_ranks(recorded: Analysis) -> None:

@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from stepscope.trace import cache as trace_cache
-from stepscope.trace import table as schema
+from stepscope.trace import cache as trace_cache, table as schema
 from stepscope.trace.read import read
 from stepscope.trace.table import SparseColumn
 

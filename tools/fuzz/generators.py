@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,18 +25,18 @@ from tools.fuzz.seeds import (
     seed_text,
 )
 
+from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
-from stepscope.cli.run_arguments import LazyParser
 from stepscope.trace.table import ARGS
 
 _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 _TOKENS = ("[", "]", "{", "}", '"', ",", ":", "\\", "\x00", "\n", "\xff", "\xef\xbb\xbf", '"args":{', '"ph":"X",', "]}")
 
 
-def mutated_traces(rng: Random) -> Iterator[Case]:
-    """Yield traces with one to four random changes."""
+def mutated_traces(rng: Random, traces: Sequence[str] = ()) -> Iterator[Case]:
+    """Yield traces with one to four random changes, ours or the given ones."""
     while True:
-        name = rng.choice(LARGER_TRACES if rng.random() < 0.03 else TRACES)
+        name = rng.choice(traces or (LARGER_TRACES if rng.random() < 0.03 else TRACES))
         size = len(seed_text(name))
         edits = [_edit(rng, name, size) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
         packed, ending = _packed(rng)
@@ -96,10 +96,10 @@ _HEADER_KEYS = ("baseTimeNanoseconds", "baseTimeNanosecond", "distributedInfo", 
 _MEMORY_KEYS = ("Device Id", "Device Type", "Total Allocated", "Total Reserved", "Bytes", "Addr")
 
 
-def changed_fields(rng: Random) -> Iterator[Case]:
+def changed_fields(rng: Random, traces: Sequence[str] = TRACES) -> Iterator[Case]:
     """Yield traces in which one field, of the header or of one event or of all events of its kind, is hostile."""
     while True:
-        name = rng.choice(TRACES)
+        name = rng.choice(traces)
         path = rng.choice(field_paths(name))
         value = rng.choice(VALUES)
         alone = "run/rank00000.pt.trace.json"
@@ -215,12 +215,6 @@ SIDES = (
     ),
     Side("run/window1", "side_files/README.md", (("report", "run", "--json", "-"), ("report", "run/window1"))),
     Side("run/.stepscope/rank00000.pt.trace.json.gz.columns", "gloo-linear/run.json"),
-    Side("run/investigation.json", "side_files/investigation.json", (("investigate", "run"),)),
-    Side(
-        "run/investigation.txt",
-        "side_files/README.md",
-        (("investigate", "run"), ("investigate", "run", "--fixed", "run")),
-    ),
     Side("run/calibration.json", "side_files/calibration.json", (("report", "run", "--html", "out.html"),)),
     Side(
         "calibration.json",
@@ -477,7 +471,6 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("watch",): (_RUN, "--once"),
     ("trigger",): (_RUN, "--no-wait"),
     ("hang",): (_RUN,),
-    ("completion",): ("bash",),
     ("export",): (_RUN, "--csv", "tables"),
     ("sql",): (_RUN, "SELECT count(*) FROM events"),
     ("view",): (_RUN, "--no-browser", "--port", "0"),

@@ -3,14 +3,15 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from tools.fuzz.case import Case
 from tools.fuzz.seeds import MARKUP
 
 MAX_SECONDS = 20
-MAX_PEAK_BYTES = 1_500_000_000
+MAX_PEAK_BYTES = 1_000_000_000
 MAX_INPUT_BYTES = 50_000_000
 _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
@@ -129,7 +130,19 @@ def json_complaints(text: str) -> list[str]:
         return [f"json {str(error)[:40]}"]
     if not isinstance(document, dict):
         return ["json of another kind than an object"] if not isinstance(document, list) else []
-    return [*_sums(document), *_negative(document)]
+    found = document.get("contradictions")
+    told = [f"contradiction of {one['check']}" for one in found] if isinstance(found, list) else []
+    return [*_sums(document), *_impossible(document), *told, *_prediction(document)]
+
+
+def _prediction(document: dict[str, Any]) -> list[str]:
+    """Return whether a what-if's step is not the measured one less the saving."""
+    keys = [document.get(key) for key in ("predicted_ms", "measured_ms", "saving_ms")]
+    if not all(isinstance(value, int | float) for value in keys):
+        return []
+    predicted, measured, saving = (float(cast(float, value)) for value in keys)
+    wrong = not math.isclose(predicted, measured - saving, rel_tol=1e-6, abs_tol=1e-3 + 1e-6 * abs(measured))
+    return ["prediction is not the measured step less the saving"] if wrong else []
 
 
 def _sums(document: dict[str, Any]) -> list[str]:
@@ -140,16 +153,35 @@ def _sums(document: dict[str, Any]) -> list[str]:
         whole = step["unprofiled_ms"] if step["unprofiled_ms"] is not None else step["profiled_ms"]
         if whole is not None and not math.isclose(total, whole, rel_tol=0.005, abs_tol=0.02):
             found.append("budget does not sum to the step")
-    if isinstance(waterfall, list) and waterfall:
+    if isinstance(waterfall, list) and waterfall and "pct_of_peak" in waterfall[0]:
         total = sum(row["pct_of_peak"] for row in waterfall)
         if not math.isclose(total, 100, abs_tol=0.5):
             found.append("waterfall does not sum to 100")
     return found
 
 
-def _negative(document: dict[str, Any]) -> list[str]:
-    ranks = document.get("ranks")
-    names = ("window_ms", "compute_ms", "comm_ms", "memory_ms", "exposed_comm_ms", "idle_ms")
-    rows = [row for row in ranks if isinstance(row, dict)] if isinstance(ranks, list) else []
-    low = {name for row in rows for name in names if (row.get(name) or 0) < 0}
-    return [f"negative {name}" for name in sorted(low)]
+def _impossible(document: dict[str, Any]) -> list[str]:
+    """Return the durations of a report below 0, and its shares beyond 0 and 100 %."""
+    if not isinstance(document.get("step"), dict) or "findings" not in document:
+        return []
+    found = set()
+    for name, value in _numbers(document):
+        is_time = name.endswith("_ms") and name != _SIGNED
+        if (value < 0 and (is_time or name in _SHARES)) or (value > 100.001 and name in _SHARES):
+            found.add(f"{name} is {value:.3g}"[:40])
+    return sorted(found)
+
+
+_SIGNED = "profiler_correction_ms"
+_SHARES = ("occupancy_pct", "sm_pct", "memory_pct", "dram_pct", "tensor_pct", "pct")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value

@@ -226,7 +226,7 @@ def _fingerprints(folder: Path) -> dict[str, tuple[Any, ...]]:
 def _changed(case: Case, folder: Path, before: dict[str, tuple[Any, ...]]) -> Iterator[str]:
     """Yield what happened to files that were there, and temporary files that stayed."""
     after = _fingerprints(folder)
-    allowed = tuple(f"work/{name}" for name in (*case.outputs, "run/investigation."))
+    allowed = tuple(f"work/{name}" for name in case.outputs)
     for name, was in before.items():
         if name.startswith(allowed):
             continue

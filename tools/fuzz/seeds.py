@@ -65,8 +65,8 @@ _COMMANDS = (
     (2, ("history", "RUN", "--no-cache", "--by", "host")),
     (3, ("job", "RUN", "--json", "-")),
     (3, ("health", "RUN", "--fail-on", "data_loading_pct>30", "--json", "-")),
-    (4, ("investigate", "RUN")),
-    (2, ("investigate", "RUN", "--fixed", "RUN", "--json", "-")),
+    (4, ("investigate", "RUN", "--fixed", "RUN")),
+    (2, ("investigate", "RUN", "--json", "-")),
     (4, ("whatif", "RUN", "--set", "straggler=off", "network=2x", "--json", "-")),
     (2, ("whatif", "RUN", "--set", "overlap=perfect", "bucket_mb=25", "data=instant", "kernels=fused")),
     (3, ("code", "RUN", "--json", "-")),
@@ -78,6 +78,9 @@ _COMMANDS = (
     (1, ("export", "RUN", "--parquet", "tables")),
     (2, ("export", "RUN", "--tensorboard", "tables")),
     (2, ("sql", "RUN", "SELECT * FROM events")),
+    (1, ("sql", "RUN", "SELECT list(range) FROM range(1000000000)", "--json", "-")),
+    (1, ("sql", "RUN", "SELECT repeat('x', 1000000) FROM range(100000)", "--csv", "out.csv")),
+    (1, ("sql", "RUN", "SELECT * FROM test_all_types()")),
     (2, ("sql", "RUN", "SELECT * FROM collectives, steps", "--json", "-")),
     (4, ("predict", "scale", "RUN", "--world-size", "64", "--link", "50:5")),
     (2, ("calibrate", "--from-run", "RUN", "--out", "calibration.json")),
@@ -86,7 +89,7 @@ _COMMANDS = (
     (2, ("compare", "RUN", "RUN", "--fail-on", "step_ms>5%")),
     (2, ("view", "RUN", "--no-browser", "--port", "0")),
 )
-OUTPUTS = ("out.html", "out.pftrace", "out.json", "tables", "calibration.json", "run/investigation.json")
+OUTPUTS = ("out.html", "out.csv", "out.pftrace", "out.json", "tables", "calibration.json")
 
 
 def any_command(rng: Random, run: str, *, of: tuple[str, ...] = ()) -> tuple[str, ...]:

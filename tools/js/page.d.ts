@@ -99,6 +99,7 @@ interface Column {
   unit?: string;
   show?(row: any, value: any): string;
   link?(row: any): string;
+  below?(row: any): string | null;
   bar?: boolean;
   some?: boolean;
 }
@@ -112,6 +113,8 @@ interface TableOptions {
 /** What of a step a finding is about. */
 interface Focus {
   rank: number | null;
+  /** in the middle of the picture */
+  row: number;
   marks: (slice: number) => boolean;
   from: number;
   to: number;

@@ -6,15 +6,15 @@ warning (`attempt`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from stepscope.analyze.budget import RankBudget, StepBudget, beyond_window, budgets, step_budget, unprofiled_step_ns
+from stepscope.analyze.chip import device_in_words, run_chip
 from stepscope.analyze.collective_costs import (
-    CollectiveRow,
     RankAccount,
     RankView,
     RankWindow,
@@ -27,50 +27,36 @@ from stepscope.analyze.collective_costs import (
     window_of,
 )
 from stepscope.analyze.data_parallel import (
-    BucketView,
-    ContextParallelView,
-    ExpertsView,
-    ShardingView,
-    TensorParallelView,
     bucket_view,
     context_parallel_view,
     experts_view,
     sharding_view,
     tensor_parallel_view,
 )
-from stepscope.analyze.efficiency import Efficiency, GivenValues, Waterfall, efficiency, waterfall
-from stepscope.analyze.kernels import KernelCosts, call_costs, device_in_words, kernel_costs, run_chip
+from stepscope.analyze.efficiency import GivenValues, efficiency, waterfall
+from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, kernel_costs
+from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
-from stepscope.analyze.phases import Serving, serving_of
-from stepscope.analyze.pipeline import PipelineView, pipeline_view
+from stepscope.analyze.phases import serving_of
+from stepscope.analyze.pipeline import pipeline_view
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.steadiness import DeviceState, device_states, device_warnings
-from stepscope.analyze.stragglers import (
-    LateRanks,
-    Straggler,
-    common_steps,
-    find_stragglers,
-    late_ranks,
-    training_stragglers,
-)
+from stepscope.analyze.steadiness import device_states, device_warnings, log_series
+from stepscope.analyze.stragglers import common_steps, find_stragglers, late_ranks, training_stragglers
 from stepscope.analyze.training_step import TrainingStep, training_step
 from stepscope.cost.chips import Chip, Lookup
-from stepscope.errors import DEBUG, InputError, StepscopeError, debugging
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.errors import DEBUG, InputError, StepscopeError, UsageError, debugging
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run, each_rank
 from stepscope.run.rank import rank_ranges
+from stepscope.stats.robust import MIN_SAMPLES, quantiles, slow_start
 from stepscope.trace.table import Int64s
-from stepscope.units import NS_PER_S, ns_of_ms, printable
+from stepscope.units import NS_PER_MS, NS_PER_S, ns_of_ms, printable
 
 if TYPE_CHECKING:
-    from stepscope.analyze.kernels import KernelTable, OperatorTable
-    from stepscope.analyze.memory import MemoryView
-    from stepscope.analyze.owner_costs import CodeCosts, CodeTrees, Floats, OwnerSums, Path
+    from stepscope.analyze.owner_costs import CodeCosts, Floats, OwnerSums, Path
     from stepscope.analyze.owner_lines import RankLines
-    from stepscope.analyze.ownership import Line, Ownership
-    from stepscope.analyze.replay.removal import CriticalPath
-    from stepscope.analyze.steadiness import Steadiness
+    from stepscope.analyze.ownership import Line, OwnedWork, Ownership
     from stepscope.analyze.thread_time import SampledSteps
 
 _T = TypeVar("_T")
@@ -108,23 +94,6 @@ def _no_ranks(account: "Account") -> tuple[None, ...]:
     return (None,) * len(account.run.ranks)
 
 
-def _no_views(_: "Account") -> "ByStrategy":
-
-    return ByStrategy(None, None, None, None, None, None)
-
-
-def _no_operators(_: "Account") -> "OperatorTable":
-    from stepscope.analyze.kernels import OperatorTable
-
-    return OperatorTable((), 0.0)
-
-
-def _no_kernels(_: "Account") -> "KernelTable":
-    from stepscope.analyze.kernels import KernelTable
-
-    return KernelTable((), 0.0, None, None, 0.0, 0.0, None, None, 0.0)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Account(ArrayRecord):
     """One run and all that is known of it."""
@@ -136,13 +105,13 @@ class Account(ArrayRecord):
     #: None where no step was recorded
     step: StepBudget | None
     chip: Lookup
-    efficiency: Efficiency
-    waterfall: Waterfall
+    efficiency: Row
+    waterfall: Row
     strategy: Strategy
     #: the mean step over all logged steps, None without enough of them or where the step's time was given
     training: TrainingStep | None
     replay: Replay | None
-    stragglers: tuple[Straggler, ...]
+    stragglers: tuple[Row, ...]
     notes: tuple[str, ...]
     #: one line for each analysis that failed unexpectedly; grows as analyses are made
     failures: list[str] = field(default_factory=list)
@@ -177,17 +146,17 @@ class Account(ArrayRecord):
         """Return the device name of the first rank; its chip where the trace has no name."""
         return device_in_words(self.run.ranks[0], self.chip)
 
-    @_isolated("parallel strategies", _no_views)
-    def views(self) -> "ByStrategy":
-
+    @_isolated("parallel strategies", lambda _: Row(dict.fromkeys(_VIEWS)))
+    def views(self) -> Row:
+        """Return the view of each dimension of parallelism; None for those that the run does not have."""
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
     @_isolated("serving")
-    def serving(self) -> Serving | None:
+    def serving(self) -> Row | None:
         return serving_of(self.run)
 
     @_isolated("memory")
-    def memory(self) -> "MemoryView | None":
+    def memory(self) -> Row | None:
         from stepscope.analyze.memory import memory_view
 
         owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
@@ -197,14 +166,14 @@ class Account(ArrayRecord):
         return self.ownership[index]
 
     @_isolated("steadiness")
-    def steadiness(self) -> "Steadiness | None":
+    def steadiness(self) -> Row | None:
         """Return how steady the steps are, None where fewer than two are known."""
         from stepscope.analyze.steadiness import steadiness
 
         return steadiness(self.run, logs=self.run.logs)
 
     @_isolated("device state", lambda _: ())
-    def devices(self) -> tuple[DeviceState, ...]:
+    def devices(self) -> tuple[Row, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
 
@@ -262,11 +231,12 @@ class Account(ArrayRecord):
         """Return what each distinct owner of each rank took, in the order of `ownership`."""
         from stepscope.analyze.owner_costs import owner_sums
 
-        each = zip(self.ownership, self.ranks, strict=True)
-        return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
+        step, each = self.step, zip(self.ownership, self.ranks, strict=True)
+        times = None if step is None else (step.profiled_ns, step.ordinary_ns or step.profiled_ns)
+        return tuple(None if one is None else owner_sums(one, view.costs.calls, times) for one, view in each)
 
     @_isolated("trees of source lines")
-    def code_trees(self) -> "CodeTrees | None":
+    def code_trees(self) -> Row | None:
         """Return what lines and modules took as trees, None where no rank recorded owners."""
         from stepscope.analyze.owner_costs import code_trees  # only for those that draw them
 
@@ -277,14 +247,11 @@ class Account(ArrayRecord):
     def code_stacks(self) -> "dict[tuple[Path, str], Floats]":
         """Return what each stack of lines and its module took (`owner_costs.code_stacks`), empty without owners."""
         from stepscope.analyze.owner_costs import code_stacks  # only for exports
-        from stepscope.analyze.replay.removal import critical_work, to_step
+        from stepscope.analyze.replay.removal import to_step
 
-        replay = self.owned_replay
         known = [i for i, sums in enumerate(self.owner_sums) if sums is not None]
-        critical: list[Any] = [None] * len(self.ownership)
-        if replay is not None and known:
-            scale = to_step(replay, self.step.step_ns) if self.step else 1.0
-            critical = [work and (work[0], work[1] * scale) for work in critical_work(replay, self.ownership)]
+        scale = to_step(self.owned_replay, self.step.step_ns) if self.step else 1.0
+        critical = [work and (work[0], work[1] * scale) for work in self.critical_work]
         owned, sums = ([column[i] for i in known] for column in (self.ownership, self.owner_sums))
         return code_stacks(owned, sums, [critical[i] for i in known])  # type: ignore[arg-type]
 
@@ -322,7 +289,7 @@ class Account(ArrayRecord):
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
 
     @_isolated("collectives", lambda _: [])
-    def collectives(self) -> list[CollectiveRow]:
+    def collectives(self) -> list[Row]:
         return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
     @_isolated("late rank")
@@ -330,35 +297,53 @@ class Account(ArrayRecord):
         """Return the rank that the others waited for the most, None where the clock uncertainty hides it."""
         return late_rank(self.shared.whole)
 
-    @_isolated("operators", _no_operators)
-    def operators(self) -> "OperatorTable":
-        from stepscope.analyze.kernels import operator_table
+    @_isolated("operators", lambda _: NO_OPERATORS)
+    def operators(self) -> Row:
+        from stepscope.analyze.operators import operator_table
 
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
 
-    @_isolated("kernels", _no_kernels)
-    def kernels(self) -> "KernelTable":
+    @_isolated("kernels", lambda _: NO_KERNELS)
+    def kernels(self) -> Row:
         from stepscope.analyze.kernels import kernel_table
 
         costs = [v.costs for v in self.ranks]
         return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
 
     @_isolated("critical path")
-    def critical_path(self) -> "CriticalPath | None":
+    def critical_path(self) -> Row | None:
         """Return the critical path, None where the run cannot be replayed."""
         from stepscope.analyze.replay.removal import critical_path
 
-        return critical_path(self.replay) if self.replay else None
+        return critical_path(self.replay, step_ns=self.step.step_ns if self.step else None) if self.replay else None
+
+    @property
+    def lines_are_sampled(self) -> bool:
+        """Return whether lines are known by samples alone: no rank recorded a step with frames."""
+        return not any(self.ownership)
+
+    @_isolated("critical path by owner", _no_ranks)
+    def critical_work(self) -> "Sequence[tuple[OwnedWork, Floats] | None]":
+        """Return per rank the owners of its work and their time on the critical path per step, in ns."""
+        if self.owned_replay is None or not any(self.ownership):
+            return _no_ranks(self)
+        from stepscope.analyze.replay.removal import critical_work
+
+        return critical_work(self.owned_replay, self.ownership)
 
     @_isolated("critical path by line", lambda _: {})
     def critical_lines(self) -> "dict[Line, float]":
-        """Return the time on the critical path per step by the user's innermost line, in ns; empty without owners."""
-        if self.owned_replay is None or not any(self.ownership):
-            return {}
+        """Return the time on the critical path per step by the user's innermost line, in ns; where no rank has owners
+        the time of the training threads by their samples (`lines_are_sampled`).
+        """
+        if self.lines_are_sampled:
+            from stepscope.analyze.thread_time import time_by_line
+
+            return time_by_line(self.sampled, self.step.step_ns) if self.step else {}
         from stepscope.analyze.replay.removal import critical_lines
 
-        return critical_lines(self.owned_replay, self.ownership)
+        return critical_lines(self.ownership, self.critical_work)
 
     @_isolated("overlap")
     def overlap_efficiency(self) -> float | None:
@@ -372,6 +357,7 @@ def account_of(
 
     `given` and `unprofiled_ms` override the run folder; `chips` overrides the built-in hardware table.
     """
+    _check_unprofiled(run, unprofiled_ms)
     windows = each_rank(run, lambda _, rank: rank_account(rank))
     if not any(windows):
         from stepscope.trace.unsupported import unsupported_content  # only for a file that is refused
@@ -391,14 +377,16 @@ def account_of(
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
     served = tried("serving", lambda: serving_of(run), lambda: None) if used.tokens_per_s is None else None
-    used = replace(used, tokens_per_s=served.tokens_per_s) if served else used
+    used = Row(used, tokens_per_s=served.tokens_per_s) if served else used
     losses = tried(
         "waterfall",
         lambda: waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip),
-        lambda: Waterfall(None, ()),
+        lambda: Row(rows=None, notes=()),
     )
     strategy = strategy_of(run)
-    late = tried("stragglers", lambda: _late_ranks(shared, step, split), lambda: LateRanks((), {}, ()))
+    late = tried(
+        "stragglers", lambda: _late_ranks(shared, step, split), lambda: Row(stragglers=(), late_ns={}, notes=())
+    )
     unprofiled_ns = step.ordinary_ns if step else None
     replay = tried(
         "replay",
@@ -434,7 +422,7 @@ def account_of(
     )
 
 
-def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep | None) -> LateRanks:
+def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep | None) -> Row:
     overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
     traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
     return training_stragglers(shared, traced, logs=shared.run.logs, training=split)
@@ -443,7 +431,7 @@ def _late_ranks(shared: AlignedRun, step: StepBudget | None, split: TrainingStep
 def _measured_lines(run: Run) -> list[str]:
     if not run.measured:
         return []
-    from stepscope.analyze.kernels import measured_warnings  # only where kernels were measured
+    from stepscope.analyze.nsight_kernels import measured_warnings  # only where kernels were measured
 
     return measured_warnings(run)
 
@@ -464,6 +452,25 @@ def _views(
         RankView(rank, window, rank_wait(shared.whole, place[rank.rank], window) if window else None, budget, cost)
         for rank, window, budget, cost in each
     )
+
+
+# of the 5th and 95th percentile of the logged steps, and their mean: another run of the same job is in between
+_SAME_JOB = 1.05
+
+
+def _check_unprofiled(run: Run, given_ms: float | None) -> None:
+    """Raise a `UsageError` for a step time without the profiler that the step log contradicts."""
+    series = log_series(run.logs) if given_ms is not None else None
+    logged_ms = series.dur_ns[slow_start(series.dur_ns) :] / NS_PER_MS if series else np.empty(0)
+    if given_ms is None or len(logged_ms) < MIN_SAMPLES:
+        return
+    low, high = quantiles(logged_ms, (0.05, 0.95)).tolist()
+    mean = float(logged_ms.mean())
+    if not low / _SAME_JOB <= given_ms <= max(high, mean) * _SAME_JOB:
+        raise UsageError(
+            f"--unprofiled-step-ms {given_ms:g} contradicts the step log: {len(logged_ms)} steps without the profiler "
+            f"take {mean:.4g} ms ({low:.4g} to {high:.4g}); leave the option out"
+        )
 
 
 def _step(
@@ -497,8 +504,8 @@ def _warnings(
     windows: Sequence[RankAccount | None],
     shared: AlignedRun,
     step: StepBudget | None,
-    used: Efficiency,
-    losses: Waterfall,
+    used: Row,
+    losses: Row,
     strategy: Strategy,
 ) -> list[str]:
     lines = [*run.warnings]
@@ -514,28 +521,19 @@ def _warnings(
 # Everything that depends on how the job is parallel: one view per dimension that it has.
 
 
-@dataclass(frozen=True)
-class ByStrategy:
-    """The views of a run; None for dimensions it does not have."""
-
-    buckets: BucketView | None
-    sharding: ShardingView | None
-    tensor_parallel: TensorParallelView | None
-    pipeline: PipelineView | None
-    experts: ExpertsView | None
-    context_parallel: ContextParallelView | None
+_VIEWS: dict[str, Callable[..., Row | None]] = {
+    "buckets": bucket_view,
+    "sharding": sharding_view,
+    "tensor_parallel": tensor_parallel_view,
+    "pipeline": pipeline_view,
+    "experts": experts_view,
+    "context_parallel": context_parallel_view,
+}
 
 
-def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ByStrategy:
+def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row:
     """Return the views of every dimension; `accounts` are those of the run's ranks, in their order."""
-    return ByStrategy(
-        buckets=bucket_view(shared, strategy, accounts),
-        sharding=sharding_view(shared, strategy, accounts),
-        tensor_parallel=tensor_parallel_view(shared, strategy, accounts),
-        pipeline=pipeline_view(shared, strategy, accounts),
-        experts=experts_view(shared, strategy, accounts),
-        context_parallel=context_parallel_view(shared, strategy, accounts),
-    )
+    return Row({name: view(shared, strategy, accounts) for name, view in _VIEWS.items()})
 
 
 # Which variables for debugging were set while the job ran? They slow every step by an unknown amount.

@@ -63,11 +63,13 @@ from stepscope.contract.step_line import (
     named_region,
 )
 from stepscope.intervals import EMPTY, Intervals, clip, complement, covered_ns, intersect, subtract, union, union_of
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import UNMATCHED, AlignedRun, sharing_ranks
 from stepscope.run.clocks import POINT_TO_POINT
+from stepscope.run.collectives import RECORD
+from stepscope.run.device_work import Rows
 from stepscope.run.load import Run, each_rank
-from stepscope.run.rank import RECORD, Rank, Rows
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import FAR_LONGER, among, distinct, distinct_places
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds, rows_named
 from stepscope.units import ms, ns_of_ms
@@ -923,25 +925,6 @@ _CAUSE_OF_LOGGED = ((Cause.DATA, "data_loading"), (Cause.STALL, "host_stall"), (
 _MIN_OWN_SHARE = 0.3
 
 
-@dataclass(frozen=True)
-class PartTime:
-    """One part of the step, mean over ranks."""
-
-    part: str
-    ns_per_step: float
-    #: of the step
-    pct: float
-    #: before subtracting profiler overhead
-    profiled_ns: float
-    #: of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one
-    recurring_ns: float = 0.0
-
-    @property
-    def correction_ns(self) -> float:
-        """Return what taking out the profiler's cost changed; negative where the part shrank."""
-        return self.ns_per_step - self.recurring_ns - self.profiled_ns
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class StepBudget(ArrayRecord):
     """What a step of the run consists of. Parts sum to the unprofiled step where known, else to the profiled one."""
@@ -952,7 +935,7 @@ class StepBudget(ArrayRecord):
     #: the unprofiled step in which nothing recurs that the window's steps do not have
     ordinary_ns: float | None
     #: in the order of `PARTS`, zeros included
-    parts: tuple[PartTime, ...]
+    parts: tuple[Row, ...]
     #: idle device time per step by cause, mean over ranks with a device, the profiler's overhead subtracted
     idle_ns: dict[str, float]
     #: one row per rank with a budget, one column per part; each row sums to the step
@@ -1101,10 +1084,17 @@ def _folded(entries: Floats) -> Floats:
     return out
 
 
-def _part_times(parts: Floats, profiled: Floats, recurring: Floats) -> tuple[PartTime, ...]:
+def _part_times(parts: Floats, profiled: Floats, recurring: Floats) -> tuple[Row, ...]:
     whole = float(parts.sum())
     return tuple(
-        PartTime(name, float(after), 100 * float(after) / whole, float(before), float(more))
+        Row(
+            part=name,
+            ns_per_step=float(after),
+            pct=100 * float(after) / whole,
+            profiled_ns=float(before),
+            correction_ns=float(after) - float(more) - float(before),
+            recurring_ns=float(more),
+        )
         for name, after, before, more in zip(PARTS, parts, profiled, recurring, strict=True)
     )
 

@@ -1,9 +1,8 @@
 """What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and the last rank?"""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +25,13 @@ from stepscope.intervals import (
     union_by,
     union_of,
 )
-from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.records import ArrayRecord, Row, dataclass, once_per_record
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
-from stepscope.run.rank import Device, DeviceWork, Group, Rank, Steps
+from stepscope.run.collectives import Group
+from stepscope.run.device_work import DeviceWork
+from stepscope.run.rank import Device, Rank
+from stepscope.run.steps import Steps
 from stepscope.stats.robust import Spread, among, distinct, distinct_rows, spread
 from stepscope.trace.table import DENSE, EventKind, Int64s, Trace
 
@@ -187,14 +189,6 @@ class Overlap(ArrayRecord):
     def exposed_ns(self) -> Int64s:
         return _per_period(subtract(subtract(self.comm, self.compute), self.memory), self.periods)
 
-    @property
-    def hidden_ns(self) -> Int64s:
-        return self.comm_ns - self.exposed_ns
-
-    @property
-    def efficiency(self) -> float | None:
-        return overlap_efficiency([self])
-
 
 def rank_overlap(rank: Rank) -> Overlap | None:
     """Return how compute and communication of a rank's steps overlap, None for a trace without steps or work."""
@@ -334,6 +328,7 @@ def outlined(rank: Rank) -> OutlinedRank:
         joins=rank.joins,
         cut=rank.cut[:0],
         moved=rank.moved[:0],
+        without_device=rank.without_device,
         events=rank.num_events,
         on_device=rank.has_device,
         its_device=rank.device,
@@ -376,52 +371,22 @@ _NO_WORK = DeviceWork(
 )
 
 
-@dataclass(frozen=True)
-class CollectiveRow:
-    """One operation of one process group over the window; times are means over the ranks that took part."""
-
-    op: str
-    group: Group
-    #: per rank
-    count: int
-    #: all calls of one rank
-    size_bytes: int | None
-    wait_ns: float | None
-    #: None where the operation could not be matched across ranks
-    transfer_ns: float | None
-    exposed_ns: float
-    algbw_gb_per_s: float | None
-    busbw_gb_per_s: float | None
-    #: the rank that the others waited for the most, where the clocks allow to say
-    late_rank: int | None
-    #: calls that no other recorded rank could be found for
-    unmatched: int
-
-
-@dataclass(frozen=True)
-class RankWait:
-    """How a rank's communication time splits over the window."""
-
-    wait_ns: int | None
-    transfer_ns: int | None
-    unmatched_ns: int
-    #: what all others together waited in the collectives in which it came last; time in which a rank waited in
-    #: several at once counts once
-    waited_for_ns: int | None
-
-
-def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
-    """Return the union of a rank's waits, the remaining transfer, and the unmatched time."""
+def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> Row:
+    """Return how a rank's communication splits over the window: the union of its waits, the rest, and the unmatched."""
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
     unmatched = wait == UNMATCHED
     waits = clip(union(c.start_ns, c.start_ns + np.maximum(wait, 0)), account.start_ns, account.end_ns)
     # Where both run at once, what is known counts.
     known = union(c.start_ns[~unmatched], c.end_ns[~unmatched])
     lost = clip(subtract(union(c.start_ns[unmatched], c.end_ns[unmatched]), known), account.start_ns, account.end_ns)
-    if len(c) and unmatched.all():
-        return RankWait(None, None, lost.total_ns, None)
-    transfer = account.comm.total_ns - waits.total_ns - lost.total_ns
-    return RankWait(waits.total_ns, transfer, lost.total_ns, int(waited_for_ns(shared)[index]))
+    nothing = bool(len(c) and unmatched.all())
+    return Row(
+        wait_ns=None if nothing else waits.total_ns,
+        transfer_ns=None if nothing else account.comm.total_ns - waits.total_ns - lost.total_ns,
+        unmatched_comm_ns=lost.total_ns,
+        # what all others together waited in the collectives in which it came last; each instant of a rank once
+        waited_for_ns=None if nothing else int(waited_for_ns(shared)[index]),
+    )
 
 
 @once_per_record
@@ -445,35 +410,33 @@ def late_rank(shared: AlignedRun) -> int | None:
     return _latest(shared, np.ones(len(shared.matches), bool))
 
 
-def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) -> list[CollectiveRow]:
-    """Return one row per operation and process group, the most expensive first."""
-    parts: dict[tuple[str, Group], list[_Part]] = {}
+def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) -> list[Row]:
+    """Return one row per operation and process group over the window, the most expensive first."""
+    parts: dict[tuple[str, Group], list[Row]] = defaultdict(list)
     fastest = _fastest_transfers(shared)
     for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
         c = rank.collectives
         if account is None or not len(c):
             continue
-        exposed = covered_ns(account.exposed_comm, c.start_ns, c.end_ns)
+        exposed, wait = covered_ns(account.exposed_comm, c.start_ns, c.end_ns), shared.wait_ns[index]
         inside = (c.step >= 0) | (len(rank.steps) == 0)
         for code, group in {(int(o), int(g)) for o, g in zip(c.op[inside], c.group[inside], strict=True)}:
             rows = np.flatnonzero(inside & (c.op == code) & (c.group == group))
-            key = (OPS[code], _across_ranks(c.groups[group]))
-            parts.setdefault(key, []).append(_part(shared, index, rows, int(exposed[rows].sum()), fastest[index]))
+            sizes, matched = c.full_bytes[rows], rows[wait[rows] >= 0]
+            part = Row(
+                count=len(rows),
+                size_bytes=int(sizes.sum()) if (sizes >= 0).all() else np.nan,
+                wait_ns=int(wait[matched].sum()),
+                transfer_ns=int((c.end_ns - c.start_ns - wait)[matched].sum()),
+                exposed_ns=int(exposed[rows].sum()),
+                # as the rank that saw the transfer undisturbed had it
+                fastest_ns=int(fastest[index][matched].sum()),
+                matched=len(matched),
+            )
+            parts[OPS[code], _across_ranks(c.groups[group])].append(part)
     late = _late_ranks(shared)
     table = [_row(op, group, listed, late.get((op, group))) for (op, group), listed in parts.items()]
     return sorted(table, key=lambda r: -((r.transfer_ns or 0) + (r.wait_ns or 0) + r.exposed_ns))
-
-
-@dataclass(frozen=True)
-class _Part:
-    count: int
-    size_bytes: int
-    wait_ns: int
-    transfer_ns: int
-    exposed_ns: int
-    #: the transfers as the rank that saw them undisturbed had them
-    fastest_ns: int
-    unmatched: int
 
 
 def _fastest_transfers(shared: AlignedRun) -> list[Int64s]:
@@ -498,41 +461,23 @@ def _fastest_transfers(shared: AlignedRun) -> list[Int64s]:
     return out
 
 
-def _part(shared: AlignedRun, index: int, rows: Int64s, exposed_ns: int, fastest: Int64s) -> _Part:
-    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index][rows]
-    matched = wait >= 0
-    sizes = c.full_bytes[rows]
-    return _Part(
-        count=len(rows),
-        size_bytes=int(sizes.sum()) if (sizes >= 0).all() else -1,
-        wait_ns=int(wait[matched].sum()),
-        transfer_ns=int(((c.end_ns - c.start_ns)[rows] - wait)[matched].sum()),
-        exposed_ns=exposed_ns,
-        fastest_ns=int(fastest[rows][matched].sum()),
-        unmatched=int((~matched).sum()),
-    )
-
-
-def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> CollectiveRow:
-    matched = sum(p.count - p.unmatched for p in parts)
-    size = float(np.mean([p.size_bytes for p in parts])) if all(p.size_bytes >= 0 for p in parts) else None
-    transfer = float(np.mean([p.transfer_ns for p in parts])) if matched else None
-    fastest = float(np.mean([p.fastest_ns for p in parts]))
-    whole = matched == sum(p.count for p in parts)
-    algbw = size / fastest if size and fastest and whole else None  # bytes per ns = GB per s
-    ranks = group.size or len(parts)
-    return CollectiveRow(
+def _row(op: str, group: Group, parts: list[Row], late_rank: int | None) -> Row:
+    """Return means over the ranks that took part."""
+    mean = Row({name: float(np.mean([part[name] for part in parts])) for name in parts[0]})
+    known, whole = not np.isnan(mean.size_bytes), mean.matched == mean.count
+    algbw = mean.size_bytes / mean.fastest_ns if known and mean.size_bytes and mean.fastest_ns and whole else None
+    return Row(
         op=op,
         group=group,
-        count=round(float(np.mean([p.count for p in parts]))),
-        size_bytes=None if size is None else round(size),
-        wait_ns=float(np.mean([p.wait_ns for p in parts])) if matched else None,
-        transfer_ns=transfer,
-        exposed_ns=float(np.mean([p.exposed_ns for p in parts])),
-        algbw_gb_per_s=algbw,
-        busbw_gb_per_s=None if algbw is None else algbw * bus_factor(op, ranks),
-        late_rank=late_rank,
-        unmatched=sum(p.unmatched for p in parts),
+        count=round(mean.count),  # per rank
+        size_bytes=round(mean.size_bytes) if known else None,  # all calls of one rank
+        wait_ns=mean.wait_ns if mean.matched else None,
+        transfer_ns=mean.transfer_ns if mean.matched else None,
+        exposed_ns=mean.exposed_ns,
+        algbw_gb_per_s=algbw,  # bytes per ns
+        busbw_gb_per_s=None if algbw is None else algbw * bus_factor(op, group.size or len(parts)),
+        late_rank=late_rank,  # the rank that the others waited for the most, where the clocks allow to say
+        unmatched=sum(part.count - part.matched for part in parts),
     )
 
 
@@ -561,24 +506,7 @@ def _across_ranks(group: Group) -> Group:
 # What did one kind of communication cost each rank per step, and how do the ranks differ?
 
 
-@dataclass(frozen=True)
-class RankTraffic:
-    """Some collectives of one rank, per step. None is unknown."""
-
-    rank: int
-    count: float
-    #: full buffers; None where any size is unknown
-    size_bytes: float | None
-    #: time in which at least one of them ran
-    time_ns: int
-    #: of that, hidden neither behind compute nor behind copies
-    exposed_ns: int
-    #: until the last rank arrived; None where none could be matched across ranks
-    wait_ns: int | None
-    transfer_ns: int | None
-
-
-def rank_traffic(shared: AlignedRun, index: int, rows: Int64s, account: RankAccount) -> RankTraffic:
+def rank_traffic(shared: AlignedRun, index: int, rows: Int64s, account: RankAccount) -> Row:
     """Return what these collectives of a rank cost per step; `rows` are those launched in recorded steps."""
     rank = shared.run.ranks[index]
     c, steps = rank.collectives, num_steps(rank)
@@ -587,23 +515,18 @@ def rank_traffic(shared: AlignedRun, index: int, rows: Int64s, account: RankAcco
     exposed = int(covered_ns(account.exposed_comm, spans.start, spans.end).sum())
     waits = union(c.start_ns[rows], c.start_ns[rows] + np.maximum(wait, 0)).total_ns
     matched = bool(len(rows)) and not (wait == UNMATCHED).any()
-    return RankTraffic(
+    return Row(
         rank=rank.rank,
         count=len(rows) / steps,
-        size_bytes=float(sizes.sum()) / steps if (sizes >= 0).all() else None,
-        time_ns=round(spans.total_ns / steps),
-        exposed_ns=round(exposed / steps),
-        wait_ns=round(waits / steps) if matched else None,
+        size_bytes=float(sizes.sum()) / steps if (sizes >= 0).all() else None,  # full buffers
+        time_ns=round(spans.total_ns / steps),  # in which at least one of them ran
+        exposed_ns=round(exposed / steps),  # of that, hidden neither behind compute nor behind copies
+        wait_ns=round(waits / steps) if matched else None,  # until the last rank arrived
         transfer_ns=round((spans.total_ns - waits) / steps) if matched else None,
     )
 
 
-def hidden_pct(traffic: RankTraffic) -> float | None:
-    """Return the share of the time that is overlapped by other work, None without any time."""
-    return 100 * (1 - traffic.exposed_ns / traffic.time_ns) if traffic.time_ns else None
-
-
-def share_of_step_pct(traffic: RankTraffic, rank: Rank) -> float | None:
+def share_of_step_pct(traffic: Row, rank: Rank) -> float | None:
     """Return the exposed time of the step's period, None without steps."""
     periods = step_periods(rank)
     step_ns = round(periods.median_ns) if periods is not None and len(periods) else None
@@ -624,19 +547,14 @@ def launched_in_steps(rank: Rank) -> Int64s:
     return order[known[order]]
 
 
-def over_ranks(records: Sequence[Any]) -> dict[str, Spread]:
-    """Return mean, min, max and std over ranks of every numeric field of one record per rank but `rank` itself."""
-    if not records:
-        return {}
-    names = [f.name for f in fields(records[0]) if f.name != "rank"]
-    columns = {name: [getattr(r, name) for r in records] for name in names}
-    numeric = {name: _numbers(values) for name, values in columns.items()}
-    spreads = {name: spread(values) for name, values in numeric.items() if values}
-    return {name: s for name, s in spreads.items() if s is not None}
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+def over_ranks(rows: Sequence[Row]) -> dict[str, Spread]:
+    """Return mean, min, max and std over ranks of every numeric column of one row per rank but `rank` itself."""
+    found = {}
+    for name in rows[0] if rows else ():
+        known = [row[name] for row in rows if isinstance(row[name], int | float) and not isinstance(row[name], bool)]
+        if name != "rank" and (over := spread(known)) is not None:
+            found[name] = over
+    return found
 
 
 # What is known of one rank of a run: its window and its waits; in full also its budget and what its kernels cost.
@@ -650,7 +568,7 @@ class RankWindow(ArrayRecord):
     #: None where the trace holds neither steps nor work
     window: RankAccount | None
     #: waits in collectives, None where there is no window
-    wait: RankWait | None
+    wait: Row | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -673,28 +591,21 @@ class RankView(RankWindow):
 # group, and those of an all-to-all in equal shares.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RankMatrix(ArrayRecord):
-    """Rows are the rank that waits or sends, columns the rank it waits for or sends to; per step."""
+def rank_matrix(shared: AlignedRun) -> Row | None:
+    """Return who waits for whom and who sends to whom, None where ranks neither matched nor sent anything.
 
-    ranks: tuple[int, ...]
-    waited_ns: Floats
-    #: point-to-point messages, as recorded
-    message_bytes: Floats
-    #: collectives, as a ring would send them; an all-to-all in equal shares
-    ring_bytes: Floats
-
-
-def rank_matrix(shared: AlignedRun) -> RankMatrix | None:
-    """Return who waits for whom and who sends to whom, None where ranks neither matched nor sent anything."""
+    Rows are the rank that waits or sends, columns the rank it waits for or sends to; per step.
+    """
     ranks = shared.run.ranks
     if len(ranks) < 2:
         return None
     sent = [_sent(rank, ranks) for rank in ranks]
-    found = RankMatrix(
+    found = Row(
         ranks=tuple(rank.rank for rank in ranks),
         waited_ns=_waited(shared),
+        # point-to-point messages, as recorded
         message_bytes=np.array([messages for messages, _ in sent]),
+        # collectives, as a ring would send them; an all-to-all in equal shares
         ring_bytes=np.array([ring for _, ring in sent]),
     )
     some = found.waited_ns.any() or found.message_bytes.any() or found.ring_bytes.any()

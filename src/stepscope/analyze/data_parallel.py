@@ -16,15 +16,13 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import (
     RankAccount,
-    RankTraffic,
-    hidden_pct,
     num_steps,
     over_ranks,
     rank_traffic,
     share_of_step_pct,
 )
 from stepscope.analyze.host_time import HostCalls, call_stacks
-from stepscope.analyze.parallel_strategy import Strategy
+from stepscope.analyze.parallel_strategy import Strategy, taking_part
 from stepscope.analyze.phases import (
     ADDING,
     BACK,
@@ -39,70 +37,23 @@ from stepscope.analyze.phases import (
 )
 from stepscope.contract.collectives import OP_CODE
 from stepscope.intervals import EMPTY, covered_ns, union
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import Row
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number, parsed_json
-from stepscope.stats.robust import Spread, among, distinct
+from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind, Int64s, Kinds, by_string
 
 _KINDS = ("ddp", "zero1")
+# the index of a rank, one of its backward passes, and the all-reduces that send the gradients of it
+_Sync = tuple[int, int, Int64s]
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """One bucket of a synchronisation; means over its occurrences on all ranks."""
-
-    #: in which it became ready, from 0
-    order: int
-    size_bytes: float | None
-    #: from the backward pass's beginning on the host until the host issued it
-    ready_ns: int
-    time_ns: int
-    wait_ns: int | None
-    transfer_ns: int | None
-    exposed_ns: int
-    occurrences: int
-
-
-@dataclass(frozen=True)
-class RankBuckets(RankTraffic):
-    """The gradient all-reduces of one rank, per step unless named otherwise."""
-
-    #: backward passes that synchronised
-    syncs: float
-    backward_passes: float
-    #: device time from a synchronised pass's first operation to its last, mean
-    backward_ns: int
-    #: from the pass's first device operation to the first bucket's start, mean
-    first_delay_ns: int
-    #: of the pass's device time
-    first_delay_pct: float | None
-    #: from the pass's last device operation to the last bucket's end, mean
-    tail_ns: int
-    #: host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded
-    hook_host_ns: int | None
-    #: device time of what hooks launched, the all-reduces themselves left out
-    hook_device_ns: int | None
-
-
-@dataclass(frozen=True)
-class BucketView:
-    """Gradient synchronisation of the run."""
-
-    #: of the usual synchronisation, in ready order
-    buckets: tuple[Bucket, ...]
-    #: share of synchronisations, over ranks and steps, that have as many buckets with the same sizes in this order
-    usual_share: float
-    ranks: tuple[RankBuckets, ...]
-    over_ranks: dict[str, Spread]
-
-
-def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
+def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
     """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
 
-    def of_rank(index: int, rank: Rank) -> tuple[RankBuckets, list[_Sync]] | None:
+    def of_rank(index: int, rank: Rank) -> tuple[Row, list[_Sync]] | None:
         account, found, issue_ns = accounts[index], strategy.passes[index], rank.collectives.issue_ns
         rows = strategy.rows_of(index, *_KINDS)
         rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
@@ -110,47 +61,46 @@ def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankA
             return None
         rows = rows[np.argsort(issue_ns[rows], kind="stable")]
         at_pass = np.searchsorted(found.backward.start, issue_ns[rows], side="right") - 1
-        split = {int(k): rows[at_pass == k] for k in distinct(at_pass)}
-        syncs = [_Sync(index, at, one) for at, one in split.items()]
-        return _rank_buckets(shared, index, account, found, rows, split), syncs
+        syncs = [(index, int(k), rows[at_pass == k]) for k in distinct(at_pass)]
+        return _rank_buckets(shared, account, found, rows, syncs), syncs
 
     known = [one for one in each_rank(shared.run, of_rank) if one is not None]
     if not known:
         return None
-    ranks = [one for one, _ in known]
-    usual, share = _usual(shared, [sync for _, syncs in known for sync in syncs])
-    return BucketView(_buckets(shared, strategy, accounts, usual), share, tuple(ranks), over_ranks(ranks))
+    ranks, syncs = [one for one, _ in known], [sync for _, of_one in known for sync in of_one]
+    sizes = [tuple(shared.run.ranks[index].collectives.full_bytes[rows].tolist()) for index, _, rows in syncs]
+    usual, count = Counter(sizes).most_common(1)[0]
+    alike = [sync for sync, size in zip(syncs, sizes, strict=True) if size == usual]
+    return Row(
+        buckets=_buckets(shared, strategy, accounts, alike),  # of the most common synchronisation, in ready order
+        # of all synchronisations, over ranks and steps: as many buckets with the same sizes in this order
+        usual_share=count / len(syncs),
+        ranks=ranks,
+        over_ranks=over_ranks(ranks),
+    )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Sync(ArrayRecord):
-    index: int
-    #: backward pass
-    at: int
-    rows: Int64s
-
-
-def _rank_buckets(
-    shared: AlignedRun, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
-) -> RankBuckets:
-    rank = shared.run.ranks[index]
-    traffic, steps = rank_traffic(shared, index, rows, account), num_steps(rank)
+def _rank_buckets(shared: AlignedRun, account: RankAccount, found: Passes, rows: Int64s, syncs: Sequence[_Sync]) -> Row:
+    index = syncs[0][0]
+    rank, steps = shared.run.ranks[index], num_steps(shared.run.ranks[index])
     begins, ends, hook_host_ns, hook_device_ns = _gradients(rank, found)
-    known = [k for k in split if k >= 0 and ends[k] > begins[k]]
-    c = rank.collectives
-    delay = [int(c.start_ns[split[k]].min() - begins[k]) for k in known]
-    tail = [max(int(c.end_ns[split[k]].max() - ends[k]), 0) for k in known]
-    backward = [int(ends[k] - begins[k]) for k in known]
-    return RankBuckets(
-        **vars(traffic),
-        syncs=len(split) / steps,
-        backward_passes=_passes_in_steps(rank, found) / steps,
-        backward_ns=_mean_ns(backward),
-        first_delay_ns=_mean_ns(delay),
-        first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,
-        tail_ns=_mean_ns(tail),
-        hook_host_ns=_per_step_ns(hook_host_ns, steps),
-        hook_device_ns=_per_step_ns(hook_device_ns, steps),
+    sent = {at: (int(rank.collectives.start_ns[x].min()), int(rank.collectives.end_ns[x].max())) for _, at, x in syncs}
+    # of a pass that ran, and whose gradients were not sent before they were there
+    known = [k for k in sent if k >= 0 and begins[k] < ends[k] and begins[k] <= sent[k][0]]
+    delay, backward = [int(sent[k][0] - begins[k]) for k in known], [int(ends[k] - begins[k]) for k in known]
+    return Row(
+        **rank_traffic(shared, index, rows, account),
+        syncs=len(syncs) / steps,  # backward passes that synchronised
+        backward_passes=_num_passes(rank, found) / steps,
+        backward_ns=_mean_ns(backward),  # from a synchronised pass's first operation on the device to its last
+        first_delay_ns=_mean_ns(delay),  # from that first operation to the first bucket's start
+        first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,  # of `backward_ns`
+        # from its last operation to the last bucket's end
+        tail_ns=_mean_ns([max(int(sent[k][1] - ends[k]), 0) for k in known]),
+        # filling buckets, launching, copying back; None where no nodes were recorded
+        hook_host_ns=None if hook_host_ns is None else round(hook_host_ns / steps),
+        # of what hooks launched, the all-reduces themselves left out
+        hook_device_ns=None if hook_device_ns is None else round(hook_device_ns / steps),
     )
 
 
@@ -202,58 +152,38 @@ def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
     return int((end - start)[rank.steps.of(start) >= 0].sum() if len(rank.steps) else (end - start).sum())
 
 
-def _passes_in_steps(rank: Rank, found: Passes) -> int:
-    return int((rank.steps.of(found.backward.start) >= 0).sum()) if len(rank.steps) else len(found.backward)
-
-
-def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
-    sizes = [tuple(shared.run.ranks[s.index].collectives.full_bytes[s.rows].tolist()) for s in syncs]
-    usual, count = Counter(sizes).most_common(1)[0]
-    return [s for s, size in zip(syncs, sizes, strict=True) if size == usual], count / len(syncs)
-
-
 def _buckets(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
-) -> tuple[Bucket, ...]:
-    of_ranks = [
-        _occurrences(shared, strategy, index, account, mine)
-        for index, account in enumerate(accounts)
-        if (mine := [sync for sync in usual if sync.index == index])
-    ]
-    columns = np.concatenate(of_ranks, axis=1)
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], syncs: Sequence[_Sync]
+) -> list[Row]:
+    """Return the buckets of synchronisations that have as many, as means over ranks and steps."""
+    parts = []
+    for index in distinct(np.array([index for index, _, _ in syncs])).tolist():
+        c, account = shared.run.ranks[index].collectives, accounts[index]
+        at, rows = (np.stack([sync[k] for sync in syncs if sync[0] == index]) for k in (1, 2))
+        issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
+        begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
+        exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
+        wait = shared.wait_ns[index][rows]
+        parts.append(np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, wait, exposed)))
+    columns = np.concatenate(parts, axis=1)
     matched = (columns[3] >= 0).all(axis=0).tolist()
-    means = zip(*columns.mean(axis=1).tolist(), strict=True)
-    return tuple(
-        Bucket(
-            order=order,
+    return [
+        Row(
+            order=order,  # in which it became ready, from 0
             size_bytes=size if size >= 0 else None,
-            ready_ns=round(ready),
+            ready_ns=round(ready),  # from the backward pass's beginning on the host until the host issued it
             time_ns=round(time),
             wait_ns=round(wait) if matched[order] else None,
             transfer_ns=round(time - wait) if matched[order] else None,
             exposed_ns=round(exposed),
-            occurrences=len(usual),
+            occurrences=len(syncs),
         )
-        for order, (size, ready, time, wait, exposed) in enumerate(means)
-    )
+        for order, (size, ready, time, wait, exposed) in enumerate(columns.mean(axis=1).T.tolist())
+    ]
 
 
-def _occurrences(
-    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, syncs: Sequence[_Sync]
-) -> Int64s:
-    """Return size, readiness, duration, wait and exposed time of the buckets (columns) of a rank's synchronisations,
-    of which all have as many.
-    """
-    c, rows = shared.run.ranks[index].collectives, np.stack([sync.rows for sync in syncs])
-    issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
-    at = np.array([sync.at for sync in syncs])
-    begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
-    exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
-    return np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, shared.wait_ns[index][rows], exposed))
-
-
-def _per_step_ns(total_ns: int | None, steps: int) -> int | None:
-    return None if total_ns is None else round(total_ns / steps)
+def _num_passes(rank: Rank, found: Passes) -> int:
+    return int((rank.steps.of(found.backward.start) >= 0).sum()) if len(rank.steps) else len(found.backward)
 
 
 def _mean_ns(values: Sequence[int]) -> int:
@@ -271,98 +201,57 @@ def _mean_ns(values: Sequence[int]) -> int:
 _SHARDING_KINDS = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1")
 
 
-@dataclass(frozen=True)
-class RankSharding:
-    """Gathers and scatters of one rank, per step. Bytes are of full buffers; None is unknown."""
-
-    rank: int
-    gathers_forward: float
-    gathers_backward: float
-    #: parameters handed round after the optimizer's step (ZeRO-1 and -2)
-    gathers_optimizer: float
-    gathered_bytes: float | None
-    gather_ns: int
-    gather_exposed_ns: int
-    gather_wait_ns: int | None
-    #: share of the gathers of forward and backward that start while the device still computes
-    early_pct: float | None
-    #: reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1
-    scatters: float
-    scattered_bytes: float | None
-    scatter_ns: int
-    scatter_exposed_ns: int
-    scatter_wait_ns: int | None
-    #: one gather of everything: the gathers of forward, per backward pass
-    parameter_bytes: float | None
-    #: how often everything is gathered per backward pass: 1 where it stays until backward, 2 where it is freed
-    gathers_of_parameters: float | None
-    #: gathered and scattered bytes per backward pass against the parameters' bytes
-    traffic_of_parameters: float | None
+_GATHER_PHASES = {
+    "forward": (Phase.FORWARD, Phase.UNKNOWN),
+    "backward": (Phase.BACKWARD,),
+    "optimizer": (Phase.AFTER_BACKWARD, Phase.OPTIMIZER),  # parameters handed round after the step (ZeRO-1 and -2)
+}
 
 
-@dataclass(frozen=True)
-class ShardingView:
-    """Sharded data parallelism of the run."""
-
-    #: zero1, zero2 or zero3
-    stage: str
-    ranks: tuple[RankSharding, ...]
-    over_ranks: dict[str, Spread]
-
-
-def sharding_view(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
-) -> ShardingView | None:
+def sharding_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
     """Return gathers and scatters of a run, None where nothing is sharded over data-parallel ranks."""
     dimension = next((d for d in strategy.dimensions if d.kind in _SHARDING_KINDS), None)
-    ranks = [
-        _rank_sharding(shared, strategy, index, account)
-        for index, account in enumerate(accounts)
-        if account is not None and len(strategy.rows_of(index, *_SHARDING_KINDS))
-    ]
+    found = taking_part(shared, strategy, accounts, *_SHARDING_KINDS)
+    ranks = [_rank_sharding(shared, strategy, *one) for one in found]
     if dimension is None or not ranks:
         return None
-    return ShardingView(dimension.kind.removeprefix("fsdp-"), tuple(ranks), over_ranks(ranks))
+    return Row(stage=dimension.kind.removeprefix("fsdp-"), ranks=ranks, over_ranks=over_ranks(ranks))
 
 
-def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount) -> RankSharding:
-    rank = shared.run.ranks[index]
-    c, phase = rank.collectives, strategy.phases[index]
-    rows = strategy.rows_of(index, *_SHARDING_KINDS)
+def _rank_sharding(
+    shared: AlignedRun, strategy: Strategy, index: int, rank: Rank, account: RankAccount, rows: Int64s
+) -> Row:
+    """Return gathers and scatters of one rank, per step; bytes are of full buffers."""
+    c, phase, steps = rank.collectives, strategy.phases[index], num_steps(rank)
     hands_round = among(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
-    gathers, scatters = rows[hands_round], rows[~hands_round]
-    forward, backward, after = (gathers[among(phase[gathers], which)] for which in _GATHER_PHASES)
-    gathered, scattered = (rank_traffic(shared, index, x, account) for x in (gathers, scatters))
-    once = rank_traffic(shared, index, forward if len(forward) else after, account).size_bytes
-    passes = max(_passes_in_steps(rank, strategy.passes[index]), 1) / num_steps(rank)
+    handed = rows[hands_round]
+    gathers = {name: handed[among(phase[handed], which)] for name, which in _GATHER_PHASES.items()}
+    # reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1
+    gathered, scattered = (rank_traffic(shared, index, x, account) for x in (handed, rows[~hands_round]))
+    whole = gathers["forward"] if len(gathers["forward"]) else gathers["optimizer"]
+    once, sizes = rank_traffic(shared, index, whole, account).size_bytes, (gathered.size_bytes, scattered.size_bytes)
+    passes = max(_num_passes(rank, strategy.passes[index]), 1) / steps
     parameters = once / passes if once else None
-    sizes = (gathered.size_bytes, scattered.size_bytes)
-    return RankSharding(
+    per_pass = passes * (parameters or np.nan)
+    return Row(
         rank=rank.rank,
-        gathers_forward=len(forward) / num_steps(rank),
-        gathers_backward=len(backward) / num_steps(rank),
-        gathers_optimizer=len(after) / num_steps(rank),
+        **{f"gathers_{name}": len(x) / steps for name, x in gathers.items()},
         gathered_bytes=gathered.size_bytes,
         gather_ns=gathered.time_ns,
         gather_exposed_ns=gathered.exposed_ns,
         gather_wait_ns=gathered.wait_ns,
-        early_pct=_early_pct(rank, account, np.concatenate((forward, backward))),
+        early_pct=_early_pct(rank, account, np.concatenate((gathers["forward"], gathers["backward"]))),
         scatters=scattered.count,
         scattered_bytes=scattered.size_bytes,
         scatter_ns=scattered.time_ns,
         scatter_exposed_ns=scattered.exposed_ns,
         scatter_wait_ns=scattered.wait_ns,
-        parameter_bytes=parameters,
-        gathers_of_parameters=_ratio(gathered.size_bytes, parameters, passes),
-        traffic_of_parameters=_ratio(None if None in sizes else sum(s or 0 for s in sizes), parameters, passes),
+        parameter_bytes=parameters,  # one gather of everything: the gathers of forward, per backward pass
+        # how often everything is gathered per backward pass: 1 where it stays until backward, 2 where it is freed
+        gathers_of_parameters=sizes[0] / per_pass if parameters and sizes[0] is not None else None,
+        # gathered and scattered bytes per backward pass against the parameters' bytes
+        traffic_of_parameters=sum(sizes) / per_pass if parameters and None not in sizes else None,
     )
-
-
-_GATHER_PHASES = (
-    (Phase.FORWARD, Phase.UNKNOWN),
-    (Phase.BACKWARD,),
-    (Phase.AFTER_BACKWARD, Phase.OPTIMIZER),
-)
 
 
 def _early_pct(rank: Rank, account: RankAccount, rows: Int64s) -> float | None:
@@ -372,10 +261,6 @@ def _early_pct(rank: Rank, account: RankAccount, rows: Int64s) -> float | None:
     i = np.searchsorted(compute.start, start, side="left") - 1  # computing before it starts, and still then
     still = (i >= 0) & (compute.end[np.maximum(i, 0)] > start) if len(compute) else np.zeros(len(rows), bool)
     return 100 * float(still.mean())
-
-
-def _ratio(total: float | None, parameters: float | None, passes: float) -> float | None:
-    return None if total is None or not parameters else total / parameters / passes
 
 
 # What does tensor parallelism cost, layer by layer?
@@ -391,58 +276,14 @@ def _ratio(total: float | None, parameters: float | None, passes: float) -> floa
 _PASSES = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One exchange of a pass, by its position in it; means over ranks, passes and steps."""
-
-    #: forward or backward
-    part: str
-    #: in the pass, from 0
-    position: int
-    size_bytes: float | None
-    time_ns: int
-    exposed_ns: int
-    wait_ns: int | None
-    #: device compute since the exchange before
-    compute_ns: int
-    #: exposed time of the time since the exchange before
-    share_pct: float
-    occurrences: int
-
-
-@dataclass(frozen=True)
-class RankTensorParallel(RankTraffic):
-    """The exchanges of one rank, per step."""
-
-    #: exposed time of the step's period
-    share_of_step_pct: float | None
-
-
-@dataclass(frozen=True)
-class TensorParallelView:
-    """Tensor parallelism of the run."""
-
-    layers: tuple[Layer, ...]
-    ranks: tuple[RankTensorParallel, ...]
-    over_ranks: dict[str, Spread]
-
-
-def tensor_parallel_view(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
-) -> TensorParallelView | None:
+def tensor_parallel_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
     """Return the exchanges of tensor parallelism, None where there are none."""
     ranks, found = [], []
-    for index, account in enumerate(accounts):
-        rows = strategy.rows_of(index, "tp")
-        if account is None or not len(rows):
-            continue
+    for index, rank, account, rows in taking_part(shared, strategy, accounts, "tp"):
         traffic = rank_traffic(shared, index, rows, account)
-        share = share_of_step_pct(traffic, shared.run.ranks[index])
-        ranks.append(RankTensorParallel(**vars(traffic), share_of_step_pct=share))
+        ranks.append(Row(**traffic, share_of_step_pct=share_of_step_pct(traffic, rank)))
         found.append(_exchanges(shared, strategy, index, account, rows))
-    if not ranks:
-        return None
-    return TensorParallelView(_layers(found), tuple(ranks), over_ranks(ranks))
+    return Row(layers=_layers(found), ranks=ranks, over_ranks=over_ranks(ranks)) if ranks else None
 
 
 def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> Int64s:
@@ -493,26 +334,27 @@ def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int6
     return position
 
 
-def _layers(found: Sequence[Int64s]) -> tuple[Layer, ...]:
-    part, position, size, time, exposed, wait, compute, since = np.concatenate(found, axis=1)
+def _layers(found: Sequence[Int64s]) -> list[Row]:
+    """Return the exchanges by their position in a pass, as means over ranks, passes and steps."""
+    part, position, *columns = np.concatenate(found, axis=1)
     out = []
     for phase, name in _PASSES:
         for k in distinct(position[part == phase]).tolist():
-            mine = (part == phase) & (position == k)
+            size, time, exposed, wait, compute, since = (x[(part == phase) & (position == k)] for x in columns)
             out.append(
-                Layer(
+                Row(
                     part=name,
                     position=k,
-                    size_bytes=float(size[mine].mean()) if (size[mine] >= 0).all() else None,
-                    time_ns=round(time[mine].mean()),
-                    exposed_ns=round(exposed[mine].mean()),
-                    wait_ns=round(wait[mine].mean()) if (wait[mine] >= 0).all() else None,
-                    compute_ns=round(compute[mine].mean()),
-                    share_pct=100 * float(exposed[mine].sum() / max(since[mine].sum(), 1)),
-                    occurrences=int(mine.sum()),
+                    size_bytes=float(size.mean()) if (size >= 0).all() else None,
+                    time_ns=round(time.mean()),
+                    exposed_ns=round(exposed.mean()),
+                    wait_ns=round(wait.mean()) if (wait >= 0).all() else None,
+                    compute_ns=round(compute.mean()),  # of the device since the exchange before
+                    share_pct=100 * float(exposed.sum() / max(since.sum(), 1)),  # of the time since then
+                    occurrences=len(size),
                 )
             )
-    return tuple(out)
+    return out
 
 
 # Context parallelism: exchanges of keys and values, and compute imbalance.
@@ -521,54 +363,24 @@ def _layers(found: Sequence[Int64s]) -> tuple[Layer, ...]:
 # unequal work. The imbalance is the largest compute time of a rank against the mean.
 
 
-@dataclass(frozen=True)
-class RankContextParallel(RankTraffic):
-    """The exchanges of keys and values of one rank, per step."""
-
-    #: share of the exchanges' time that is overlapped by other work
-    hidden_pct: float | None
-    #: exposed time of the step's period
-    share_of_step_pct: float | None
-    #: device compute of the window's steps
-    compute_ns: int
-
-
-@dataclass(frozen=True)
-class ContextParallelView:
-    """Context parallelism of the run."""
-
-    #: ring (sends and receives), exchange (all-to-all) or gather
-    by: str
-    #: largest compute time of a rank against the mean, None with fewer than two ranks
-    compute_imbalance: float | None
-    ranks: tuple[RankContextParallel, ...]
-    over_ranks: dict[str, Spread]
-
-
-def context_parallel_view(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
-) -> ContextParallelView | None:
+def context_parallel_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
     """Return what context parallelism exchanged, None where there is none."""
     ranks = []
-    for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
-        rows = strategy.rows_of(index, "cp")
-        if account is not None and len(rows):
-            traffic = rank_traffic(shared, index, rows, account)
-            view = RankContextParallel(
-                **vars(traffic),
-                hidden_pct=hidden_pct(traffic),
-                share_of_step_pct=share_of_step_pct(traffic, rank),
-                compute_ns=round(account.compute.total_ns / num_steps(rank)),
-            )
-            ranks.append(view)
+    for index, rank, account, rows in taking_part(shared, strategy, accounts, "cp"):
+        traffic = rank_traffic(shared, index, rows, account)
+        hidden = 100 * (1 - traffic.exposed_ns / traffic.time_ns) if traffic.time_ns else None
+        share, compute_ns = share_of_step_pct(traffic, rank), round(account.compute.total_ns / num_steps(rank))
+        ranks.append(Row(**traffic, hidden_pct=hidden, share_of_step_pct=share, compute_ns=compute_ns))
     if not ranks:
         return None
     ops = {use.op for d in strategy.dimensions if d.kind == "cp" for use in d.uses}
     compute = np.array([r.compute_ns for r in ranks])
-    return ContextParallelView(
+    return Row(
+        # sends and receives, all-to-all, or gathers
         by="ring" if ops & {"send", "recv", "send_recv"} else "exchange" if "all_to_all" in ops else "gather",
+        # the largest against the mean
         compute_imbalance=float(compute.max() / compute.mean()) if len(ranks) > 1 and compute.any() else None,
-        ranks=tuple(ranks),
+        ranks=ranks,
         over_ranks=over_ranks(ranks),
     )
 
@@ -588,80 +400,37 @@ _MODEL_PARALLEL_KINDS = ("ep", "embedding")
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RankExperts:
-    """The exchanges of one rank, per step."""
-
-    rank: int
-    count: float
-    sent_bytes: float | None
-    received_bytes: float | None
-    #: on the uneven side of each exchange; None where the exchanges could not be matched across ranks
-    load_bytes: float | None
-    time_ns: int
-    exposed_ns: int
-    wait_ns: int | None
-    transfer_ns: int | None
-    #: largest against mean amount it sends to a peer, in its most uneven exchange; None where not recorded
-    routing_imbalance: float | None
-
-
-@dataclass(frozen=True)
-class ExpertsView:
-    """Expert parallelism (or sharded embeddings) of the run."""
-
-    #: ep or embedding
-    kind: str
-    #: load of the fullest rank against the mean, over all exchanges; 1 is even
-    imbalance: float | None
-    #: the largest imbalance of a single exchange
-    worst_exchange: float | None
-    #: None where all are equally full, or unknown
-    fullest_rank: int | None
-    ranks: tuple[RankExperts, ...]
-    over_ranks: dict[str, Spread]
-
-
-def experts_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ExpertsView | None:
-    """Return the token exchanges of a run, None where there are none."""
+def experts_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
+    """Return the token exchanges of a run (or of sharded embeddings), None where there are none."""
     kind = next((d.kind for d in strategy.dimensions if d.kind in _MODEL_PARALLEL_KINDS), None)
-    used = [
-        i
-        for i, account in enumerate(accounts)
-        if account is not None and len(strategy.rows_of(i, *_MODEL_PARALLEL_KINDS))
-    ]
+    used = [*taking_part(shared, strategy, accounts, *_MODEL_PARALLEL_KINDS)]
     if kind is None or not used:
         return None
     load, worst = _loads(shared, strategy)
-    ranks = [_rank_experts(shared, strategy, i, accounts[i], load[i]) for i in used]
-    total = np.array([load[i] for i in used])
+    ranks = [_rank_experts(shared, load[one[0]], *one) for one in used]
+    total = load[[index for index, *_ in used]]
     known = len(used) > 1 and not np.isnan(total).any() and total.sum() > 0
-    return ExpertsView(
+    return Row(
         kind=kind,
-        imbalance=float(total.max() / total.mean()) if known else None,
-        worst_exchange=worst,
-        fullest_rank=shared.run.ranks[used[int(total.argmax())]].rank if known and np.ptp(total) else None,
-        ranks=tuple(ranks),
+        imbalance=float(total.max() / total.mean()) if known else None,  # load of the fullest rank against the mean
+        worst_exchange=worst,  # the largest imbalance of a single one
+        fullest_rank=ranks[int(total.argmax())].rank if known and np.ptp(total) else None,
+        ranks=ranks,
         over_ranks=over_ranks(ranks),
     )
 
 
-def _rank_experts(
-    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, load: float
-) -> RankExperts:
-    rank, rows = shared.run.ranks[index], strategy.rows_of(index, *_MODEL_PARALLEL_KINDS)
-    assert account is not None
+def _rank_experts(shared: AlignedRun, load: float, index: int, rank: Rank, account: RankAccount, rows: Int64s) -> Row:
     traffic, steps, c = rank_traffic(shared, index, rows, account), num_steps(rank), rank.collectives
-    return RankExperts(
+    sizes = {"sent_bytes": c.in_bytes[rows], "received_bytes": c.out_bytes[rows]}
+    return Row(
         rank=rank.rank,
         count=traffic.count,
-        sent_bytes=_per_step(c.in_bytes[rows], steps),
-        received_bytes=_per_step(c.out_bytes[rows], steps),
+        **{name: float(size.sum()) / steps if (size >= 0).all() else None for name, size in sizes.items()},
+        # on the uneven side of each exchange; None where the exchanges could not be matched across ranks
         load_bytes=None if np.isnan(load) else float(load) / steps,
-        time_ns=traffic.time_ns,
-        exposed_ns=traffic.exposed_ns,
-        wait_ns=traffic.wait_ns,
-        transfer_ns=traffic.transfer_ns,
+        **{name: traffic[name] for name in ("time_ns", "exposed_ns", "wait_ns", "transfer_ns")},
+        # largest against mean amount it sends to a peer, in its most uneven exchange
         routing_imbalance=_routing_imbalance(rank, rows),
     )
 
@@ -703,7 +472,3 @@ def _amounts(text: str | None) -> list[float] | None:
     except ValueError:
         return None
     return found if isinstance(found, list) and found and all(is_number(x, low=0) for x in found) else None
-
-
-def _per_step(sizes: Int64s, steps: int) -> float | None:
-    return float(sizes.sum()) / steps if (sizes >= 0).all() else None

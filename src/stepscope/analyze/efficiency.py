@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from stepscope.analyze.budget import PART_CODE, RankBudget, StepBudget, label_ns, painted
 from stepscope.analyze.host_time import Floats, Mask, sum_by
-from stepscope.analyze.kernels import FAMILY_CODE, PRECISIONS, KernelCosts
+from stepscope.analyze.kernels import KernelCosts
+from stepscope.analyze.operators import FAMILY_CODE, PRECISIONS
 from stepscope.cost.chips import Chip, Lookup, Peak, mfu_peak
 from stepscope.cost.operators import MATMUL_FAMILIES
 from stepscope.intervals import Intervals, union
-from stepscope.records import dataclass, once_per_record
+from stepscope.records import Row, dataclass, once_per_record
 from stepscope.run.load import Run
 from stepscope.side_file import is_number
 from stepscope.stats.robust import among, distinct, median
@@ -159,10 +160,6 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Note to print next to FLOPs.
-_ATTENTION_COUNTED = "attention counted in full, not halved for causality"
-
-
 @dataclass(frozen=True)
 class GivenValues:
     """Facts about the job given by the user; they override detected ones. Whole job, per step; peak of one device."""
@@ -173,35 +170,9 @@ class GivenValues:
     peak_tflops: float | None = None
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """How well the job used its devices. What is None has its reason in `notes`."""
-
-    mfu: float | None
-    hfu: float | None
-    #: model FLOPs of the whole job
-    flops_per_step: float | None
-    #: `given`, `run.json` or `recorded shapes`
-    flops_source: str | None
-    recomputed_flops_per_step: float | None
-    #: of one device
-    peak_tflops: float | None
-    peak_source: str | None
-    #: operand type that the peak is of; None where it was given
-    peak_precision: str | None
-    #: operand type of most matrix products
-    precision: str | None
-    #: of the job, recorded or not
-    num_ranks: int
-    num_devices: int
-    samples_per_s: float | None
-    tokens_per_s: float | None
-    notes: tuple[str, ...]
-
-
 def efficiency(
     run: Run, costs: Sequence[KernelCosts], *, chip: Lookup, step_ns: float | None, given: GivenValues | None = None
-) -> Efficiency:
+) -> Row:
     """Return the job's efficiency. `step_ns` is the unprofiled step where known, else the profiled one."""
     said = given or GivenValues()
     recorded = recorded_flops(costs, world_size=run.world_size)
@@ -212,7 +183,7 @@ def efficiency(
     devices = max((max(len(distinct(rank.work.device)), 1) for rank in run.ranks), default=1) * num_ranks(run)
     available = peak.flops_per_s * devices * step_ns / NS_PER_S if peak and step_ns else None
     mfu = flops / available if flops and available else None
-    return Efficiency(
+    return Row(
         mfu=mfu,
         hfu=(flops + recomputed) / available if flops and available and recomputed is not None else None,
         flops_per_step=flops,
@@ -305,7 +276,6 @@ def _number(value: object) -> float | None:
 RECOMPUTED = len(PRECISIONS)
 # column of everything else
 OTHER = RECOMPUTED + 1
-_NUM_KINDS = OTHER + 1
 
 COMPUTE_PARTS = [PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute")]
 
@@ -409,37 +379,17 @@ LOSSES = (*_PARTS_OF_LOSS, "non_matmul_kernels", "recomputation", "precision", "
 _HOSTS = ("wait_for_stragglers", "pipeline_bubble", "data_loading", "launch_gaps", "host_sync", "other_idle")
 
 
-@dataclass(frozen=True)
-class Loss:
-    """One row of the waterfall."""
-
-    loss: str
-    #: None where it cannot be separated from the next row, which includes it
-    pct_of_peak: float | None
-    ns_per_step: float | None
-    #: points of `pct_of_peak`, about 95 %; None where a single step was recorded
-    plus_minus: float | None
-
-
-@dataclass(frozen=True)
-class Waterfall:
-    """The losses in the order of LOSSES; None with a reason where FLOPs, peak or step are unknown."""
-
-    rows: tuple[Loss, ...] | None
-    notes: tuple[str, ...]
-
-
 def waterfall(
     budgets: Sequence[RankBudget | None],
     costs: Sequence[KernelCosts],
     *,
     step: StepBudget | None,
-    efficiency: Efficiency,
+    efficiency: Row,
     chip: Chip | None,
-) -> Waterfall:
+) -> Row:
     """Return the waterfall of a run. `budgets` and `costs` are in the order of the run's ranks."""
     if efficiency.mfu is None or step is None:
-        return Waterfall(None, tuple(efficiency.notes) or ("no waterfall: no steps were recorded",))
+        return Row(rows=None, notes=tuple(efficiency.notes) or ("no waterfall: no steps were recorded",))
     pairs = [(budget, cost) for budget, cost in zip(budgets, costs, strict=True) if budget is not None]
     kinds = [compute_kinds_ns(budget, cost).astype(float) for budget, cost in pairs]
     slower = _slower(efficiency, chip)
@@ -455,12 +405,17 @@ def waterfall(
     )
     unknown = {"precision"} if chip is None else set()
     rows = tuple(
-        Loss(loss, None, None, None)
+        Row(loss=loss, **dict.fromkeys(("pct_of_peak", "ns_per_step", "plus_minus")))
         if loss in unknown
-        else Loss(loss, 100 * float(ns) / step.step_ns, float(ns), None if error is None else float(error[i]))
+        else Row(
+            loss=loss,
+            pct_of_peak=100 * float(ns) / step.step_ns,
+            ns_per_step=float(ns),
+            plus_minus=None if error is None else float(error[i]),
+        )
         for i, (loss, ns) in enumerate(zip(LOSSES, mean_ns, strict=True))
     )
-    return Waterfall(rows, _waterfall_notes(mean_ns, step, chip, error))
+    return Row(rows=rows, notes=_waterfall_notes(mean_ns, step, chip, error))
 
 
 def step_losses_ns(
@@ -468,7 +423,7 @@ def step_losses_ns(
     costs: Sequence[KernelCosts],
     *,
     step: StepBudget | None,
-    efficiency: Efficiency,
+    efficiency: Row,
     chip: Chip | None,
 ) -> list[Floats] | None:
     """Return the losses of every period of every rank with a budget, as profiled, one column per entry of LOSSES;
@@ -490,13 +445,13 @@ def _measured(
     ]
 
 
-def _slower(efficiency: Efficiency, chip: Chip | None) -> Floats:
+def _slower(efficiency: Row, chip: Chip | None) -> Floats:
     best = _reference_flops(efficiency, chip)
     rates = [chip.peak_flops(precision) if chip else None for precision in PRECISIONS]
     return np.array([max(0.0, 1 - rate / best) if best and rate else 0.0 for rate in rates])
 
 
-def _reference_flops(efficiency: Efficiency, chip: Chip | None) -> float | None:
+def _reference_flops(efficiency: Row, chip: Chip | None) -> float | None:
     if chip is None:
         return None
     if efficiency.peak_precision:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union, union_of
+from stepscope.records import Row
 from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import FAR_LONGER, median, slow_start
@@ -23,7 +24,6 @@ from stepscope.units import NS_PER_S, ms
 
 if TYPE_CHECKING:
     from stepscope.analyze.budget import RankBudget
-    from stepscope.analyze.stragglers import Straggler
     from stepscope.run.aligned import AlignedRun
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ class TracedSteps(NamedTuple):
     shared: "AlignedRun"
     #: in the order of the run's ranks
     budgets: "Sequence[RankBudget | None]"
-    stragglers: "Sequence[Straggler]"
+    stragglers: "Sequence[Row]"
 
 
 def energy_of(
@@ -462,7 +462,7 @@ def _summed(devices: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
     return out
 
 
-def _late_rank(late: "Straggler", devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _late_rank(late: "Row", devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what a late rank costs: others wait for it, and its own device takes longer."""
     late_ms, waiting, own = ms(late.late_ns_per_step), 0.0, 0.0
     nothing = {"ms_per_step": 0.0, "power_w": 0.0}
@@ -483,54 +483,3 @@ def _late_rank(late: "Straggler", devices: Sequence[Mapping[str, Any]]) -> dict[
         "own_j_per_step": own,
         "waste_j_per_step": waiting + own,
     }
-
-
-# What a clock or a power limit would change, by a sweep on the same kind of device.
-
-
-_MODEL = [(load, what) for load in ("compute", "memory") for what in ("watts", "per_s")] + [("idle", "watts")]
-
-
-class Limited(NamedTuple):
-    """A device at a clock or power limit, against its highest."""
-
-    #: how much longer computing takes
-    slower: float
-    #: what computing, and everything else, takes of its power
-    compute_power: float
-    other_power: float
-
-
-def limited(model: Mapping[str, Any], setting: str, value: float, *, memory_share: float) -> Limited | str:
-    """Return what a setting does by the points of a power model, or why that is unknown.
-
-    `memory_share` is the share of computing that is bound by memory.
-    """
-    try:
-        points = sorted((one for one in model["points"] if one["setting"] == setting), key=lambda one: one["value"])
-        known = np.array([one["value"] for one in points], float)
-        columns = {key: np.array([one[key[0]][key[1]] for one in points], float) for key in _MODEL}
-    except (KeyError, TypeError, ValueError):
-        points = []
-    if len(points) < 2 or not all(np.isfinite(column).all() and (column > 0).all() for column in columns.values()):
-        return f"the power model has no {setting}; sweep again as root"
-    if not known[0] <= value <= known[-1]:
-        return f"measured from {known[0]:.0f} to {known[-1]:.0f} only"
-    ratio = {key: float(np.interp(value, known, values) / values[-1]) for key, values in columns.items()}
-    share = min(max(memory_share, 0.0), 1.0)
-    slower = (1 - share) / ratio["compute", "per_s"] + share / ratio["memory", "per_s"]
-    power = (1 - share) * ratio["compute", "watts"] + share * ratio["memory", "watts"]
-    return Limited(slower, power, ratio["idle", "watts"])
-
-
-def limited_j(energy: Mapping[str, Any], change: Limited, *, step_ms: float) -> float:
-    """Return the joules of a step that takes `step_ms` with the change; `energy` has its parts."""
-    compute = [one for one in energy["parts"] if one["part"] == "compute"]
-    others = [one for one in energy["parts"] if one["part"] != "compute"]
-    devices = len(energy["devices"])
-    compute_ms = sum(one["ms_per_step"] for one in compute)
-    other_ms, other_j = (sum(one[key] or 0.0 for one in others) for key in ("ms_per_step", "j"))
-    other_w = other_j / (devices * other_ms) if other_ms else 0.0
-    rest_ms = max(0.0, step_ms - compute_ms * change.slower)
-    compute_j = sum(one["j"] for one in compute) * change.slower * change.compute_power
-    return float(compute_j + devices * rest_ms * other_w * change.other_power)

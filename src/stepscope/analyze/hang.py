@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RECV, REDUCE, REDUCE_SCATTER, SEND
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
 
 # Collectives of each group, by rank and number.
@@ -93,17 +93,7 @@ def _elements(sizes: Sequence[Sequence[int]]) -> int:
 # Unpaired sends and receives.
 
 
-@dataclass(frozen=True)
-class UnpairedCall:
-    """A send or receive that is not done, and whose other side its peer did not issue."""
-
-    group: str
-    rank: int
-    peer: int
-    call: FlightEntry
-
-
-def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[UnpairedCall]:
+def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[Row]:
     """Return what is waited for between two ranks: unfinished calls beyond the unfinished ones of the other side.
 
     The numbers in a pair are ranks of the group; `members` turns them into ranks of the job.
@@ -120,7 +110,7 @@ def _unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tu
         other_side = open_calls.get((group, sender, receiver, RECV if op == SEND else SEND), [])
         rank, peer = (sender, receiver) if op == SEND else (receiver, sender)
         if len(calls) > len(other_side) and peer in dumps:
-            found.append(UnpairedCall(group, rank, peer, calls[len(other_side)]))
+            found.append(Row(group=group, rank=rank, peer=peer, call=calls[len(other_side)]))
     return found
 
 
@@ -137,23 +127,7 @@ _EQUAL_TO_HANG = (*_ALWAYS_EQUAL, ALL_GATHER)
 Signature = tuple[str, int, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """The first number under which ranks of a group call different things."""
-
-    kind: str
-    seq: int
-    #: those that differ from most; with two ranks it is unknown which of them is wrong
-    odd_ranks: tuple[int, ...]
-    #: what each rank calls under that number
-    calls: Mapping[int, FlightEntry]
-    #: calls left out or added
-    shift: int
-    #: of `left-out` and `extra-call`: what they were
-    missed: tuple[FlightEntry, ...]
-
-
-def _first_mismatch(group: GroupCalls) -> Mismatch | None:
+def _first_mismatch(group: GroupCalls) -> Row | None:
     held = list(group.calls.values())
     if len(held) < 2:
         return None
@@ -176,7 +150,7 @@ def _difference(calls: Sequence[FlightEntry]) -> str | None:
     return None
 
 
-def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: str) -> Mismatch:
+def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: str) -> Row:
     signatures = {rank: _signature(call) for rank, call in here.items()}
     most = Counter(signatures.values()).most_common(1)[0][0]
     odd = tuple(rank for rank, s in signatures.items() if s != most)
@@ -184,12 +158,18 @@ def _explained(group: GroupCalls, seq: int, here: dict[int, FlightEntry], kind: 
     reference, other = (
         [_signature(calls[n]) for n in sorted(calls) if n >= seq] for calls in (group.calls[right], group.calls[odd[0]])
     )
+
+    def found(kind: str, shift: int = 0, rank: int = right) -> Row:
+        # `missed`: calls left out or made too often; with two ranks it is unknown which of them is odd
+        missed = tuple(_entries(group, rank, seq, shift))
+        return Row(kind=kind, seq=seq, odd_ranks=odd, calls=here, shift=shift, missed=missed)
+
     for shift in range(1, 9):
         if _fits(reference[shift:], other):
-            return Mismatch(LEFT_OUT, seq, odd, here, shift, tuple(_entries(group, right, seq, shift)))
+            return found(LEFT_OUT, shift)
         if _fits(other[shift:], reference):
-            return Mismatch(EXTRA, seq, odd, here, shift, tuple(_entries(group, odd[0], seq, shift)))
-    return Mismatch(kind, seq, odd, here, 0, ())
+            return found(EXTRA, shift, odd[0])
+    return found(kind)
 
 
 def _fits(a: list[Signature], b: list[Signature]) -> bool:
@@ -208,54 +188,7 @@ def _signature(call: FlightEntry) -> Signature:
 MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"
 
 
-@dataclass(frozen=True)
-class GroupState:
-    """The progress of one group, and its faults."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...]
-    without_dump: tuple[int, ...]
-    #: number of the last collective that each rank with a dump issued
-    last_by_rank: dict[int, int]
-    #: the last one that all ranks with a dump issued and finished; None where there is none or it is overwritten
-    last_common: FlightEntry | None
-    #: `missing-rank`, `mismatch`, `not-finished`, `behind` (no harm: the dump is older) or `finished`
-    verdict: str
-    #: number of the collective that is waited in
-    waiting_at: int | None
-    #: the ranks that wait in it
-    waiting: dict[int, FlightEntry]
-    #: ranks with a dump that did not issue it
-    missing: tuple[int, ...]
-    mismatch: Mismatch | None
-
-
-@dataclass(frozen=True)
-class Hang:
-    """What the dumps of a job say."""
-
-    #: of which there is a dump
-    ranks: tuple[int, ...]
-    world_size: int | None
-    #: known ranks of the job that left no dump
-    without_dump: tuple[int, ...]
-    groups: tuple[GroupState, ...]
-    unpaired: tuple[UnpairedCall, ...]
-    #: ranks that others wait for and that wait for no other rank
-    suspects: tuple[int, ...]
-    #: ranks that wait for each other in a circle
-    circle: tuple[int, ...]
-    #: the last that each rank issued, in any group
-    last_calls: dict[int, FlightEntry]
-
-    @property
-    def found(self) -> bool:
-        """Return whether anything is wrong."""
-        return bool(self.unpaired) or any(g.verdict in (MISSING, MISMATCH, STUCK) for g in self.groups)
-
-
-def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
+def hang_of(dumps: Mapping[int, FlightDump]) -> Row:
     """Return who is waited for, by the dumps of each rank."""
     found = _group_calls(dumps)
     states = tuple(_state(group) for group in found)
@@ -267,19 +200,24 @@ def hang_of(dumps: Mapping[int, FlightDump]) -> Hang:
     for found_odd in (state.mismatch for state in states if state.mismatch is not None):
         if len(found_odd.odd_ranks) * 2 < len(found_odd.calls):
             suspects |= set(found_odd.odd_ranks)
-    return Hang(
+    return Row(
+        # whether anything is wrong
+        found=bool(unpaired) or any(state.verdict in (MISSING, MISMATCH, STUCK) for state in states),
+        # of which there is a dump
         ranks=tuple(sorted(dumps)),
         world_size=max(world) + 1 if any(g.listed for g in found) else None,
         without_dump=tuple(r for r in range(max(world, default=-1) + 1) if r not in dumps),
         groups=states,
         unpaired=unpaired,
+        # waited for, and waiting for no other rank
         suspects=tuple(sorted(suspects)),
+        # waiting for each other
         circle=_circle(waits_for),
         last_calls={rank: dump.entries[-1] for rank, dump in dumps.items() if dump.entries},
     )
 
 
-def _state(group: GroupCalls) -> GroupState:
+def _state(group: GroupCalls) -> Row:
     last = {rank: group.last(rank) for rank in group.calls}
     mismatch = _first_mismatch(group)
     at, waiting = _waiting(group)
@@ -291,7 +229,7 @@ def _state(group: GroupCalls) -> GroupState:
         (at is not None, STUCK),
         (len(set(last.values())) > 1, BEHIND),
     )
-    return GroupState(
+    return Row(
         name=group.name,
         desc=group.desc,
         ranks=group.ranks,
@@ -324,7 +262,7 @@ def _last_common(group: GroupCalls, *, up_to: int) -> FlightEntry | None:
     return None
 
 
-def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -> dict[int, set[int]]:
+def _waits_for(states: Sequence[Row], unpaired: Sequence[Row]) -> dict[int, set[int]]:
     edges: dict[int, set[int]] = {}
     for state in states:
         absent = {*state.missing, *(state.without_dump if state.waiting else ())}

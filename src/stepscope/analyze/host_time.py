@@ -16,7 +16,9 @@ import numpy.typing as npt
 from stepscope.contract.step_line import Region, named_region, prepares_input
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_by, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.rank import RECORD, Rank, Rows
+from stepscope.run.collectives import RECORD
+from stepscope.run.device_work import Rows
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, distinct_places, union_of_values
 from stepscope.trace.scanner.scanner import call_stack_parents, stacked
 from stepscope.trace.table import EventKind, Int64s, Trace, by_string, of_kinds, rows_named

@@ -38,7 +38,7 @@ from stepscope.contract.step_line import (
     LOADER_START,
     LONG_STEP,
 )
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.attempts import CLOSED, KILLED, LOAD, RUNNING, SAVE, Attempt, CheckpointFile, RankLife
 from stepscope.run.side_files import side_files
 
@@ -86,25 +86,6 @@ class _Segments(NamedTuple):
     code: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class AttemptSummary:
-    """The course of one attempt."""
-
-    name: str
-    #: attempts of one launch follow each other without a break
-    launch: int
-    start_ns: int
-    end_ns: int
-    reason: str
-    failed: bool
-    num_ranks: int
-    steps: int
-    #: None where unknown
-    steps_lost: int | None
-    saves: int
-    evaluations: int
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Ledger(ArrayRecord):
     """The time of a job by part, as the mean over its ranks."""
@@ -113,7 +94,7 @@ class Ledger(ArrayRecord):
     total_ns: float
     #: by part, or part/detail
     parts_ns: Mapping[str, float]
-    attempts: tuple[AttemptSummary, ...]
+    attempts: tuple[Row, ...]
     #: what most ranks did, from the start of the job
     timeline: tuple[Segment, ...]
     step_ns: float | None
@@ -514,7 +495,7 @@ def _after_steps(rank: RankLife, context: _Context) -> list[Segment]:
 # Text output: a summary of the attempts, and a picture over time.
 
 
-def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: int | None) -> AttemptSummary:
+def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: int | None) -> Row:
     first = min((rank for rank in one.ranks if rank.failed), key=lambda rank: rank.end_ns, default=None)
     if first is not None:
         reason = f"rank {first.rank} {'killed' if first.ended == KILLED else f'failed: {first.failure}'}"
@@ -524,7 +505,7 @@ def _summary(one: Attempt, launch: int, failed: bool, table: _StepTable, lost: i
         reason = f"exit code {one.exit_code}"
     else:
         reason = "restarted by the launcher" if failed else "finished"
-    return AttemptSummary(
+    return Row(
         name=one.name,
         launch=launch,
         start_ns=one.start_ns,

@@ -2,7 +2,7 @@
 
 step time   median over ranks of each rank's median, of the newest steps without the profiler
 steps/s     steps that ended per second over the last ten seconds of the log, evaluation and pauses included
-late        `ranks/log_stragglers.py` over the steps that all ranks have
+late        `contract/lateness.py` over the newest steps of all ranks
 MFU         FLOPs per step / (peak of all devices x time per step), pauses included
 """
 
@@ -11,73 +11,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.analyze.log_stragglers import LateRank, lateness
+from stepscope.contract.lateness import DEFAULT_WINDOW_STEPS, LateRank, lateness, own_times
 from stepscope.contract.live import (
-    BAD,
-    BETWEEN,
-    DEFAULT_SLOWDOWN,
-    GOOD,
-    GOOD_SLOWDOWN,
     REGRESSION,
-    STRAGGLER,
     Key,
-    RankStatus,
     Stall,
     regression_state,
+    straggler_states,
 )
-from stepscope.contract.step_line import WARMUP
+from stepscope.contract.step_line import counts, times_of_lines
 from stepscope.cost.chips import look_up, mfu_peak
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.run.running import Line, Running, RunningRank
-from stepscope.run.side_files import number, step_log_of
+from stepscope.run.side_files import number
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
-_WINDOW_STEPS = 50
+_WINDOW_STEPS = DEFAULT_WINDOW_STEPS
+_SHOWN_STEPS = 50
 # steps at the start of a job that are no reference for later ones
 _SETTLED_STEPS = 10
-
-
-@dataclass(frozen=True)
-class RankNow:
-    """One rank over its newest steps; None where it has no usable ones."""
-
-    rank: int
-    step: int | None
-    step_ns: int | None
-    #: mean time per step, of regions that are in some of them
-    regions_ns: Mapping[str, int]
-    host_bytes: int | None
-    device_bytes: int | None
-    late: LateRank | None
-    ended: str | None
-    status: RankStatus | None
-    #: the newest steps, profiled ones included: number and duration
-    recent: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The job at one moment."""
-
-    ranks: tuple[RankNow, ...]
-    #: the last one that every rank has ended
-    step: int | None
-    step_ns: int | None
-    steps_per_s: float | None
-    #: what a step took at the start of the job
-    first_step_ns: int | None
-    tokens_per_s: float | None
-    mfu: float | None
-    #: why it is not known
-    mfu_reason: str | None
-    #: when the newest step ended, by the job's clock
-    at_ns: int | None
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether no rank takes steps, by what they say themselves."""
-        return bool(self.ranks) and all(r.status is not None and r.status.stall is not None for r in self.ranks)
 
 
 @dataclass(frozen=True)
@@ -88,7 +41,7 @@ class GivenNumbers:
     peak_tflops: float | None = None
 
 
-def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
+def picture_of(running: Running, given: GivenNumbers | None = None) -> Row:
     """Return the state of the job."""
     late = {one.rank: one for one in _lateness(running.ranks)}
     ranks = tuple(_rank_now(rank, late.get(rank.rank)) for rank in running.ranks)
@@ -97,8 +50,10 @@ def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
     mfu, reason = _mfu(running, pace, given or GivenNumbers())
     tokens = number(running.description.get("tokens_per_step"))
     step_ns = _median([rank.step_ns for rank in ranks if rank.step_ns is not None])
-    first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if _counts(line)]
-    return Picture(
+    first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if counts(line)]
+    return Row(
+        # no rank takes steps, by their own status
+        stands_still=bool(ranks) and all(r.status is not None and r.status.stall is not None for r in ranks),
         ranks=ranks,
         step=min(ended) if len(ended) == len(ranks) and ended else None,
         step_ns=None if step_ns is None else round(step_ns),
@@ -111,9 +66,9 @@ def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
     )
 
 
-def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
-    newest = [line for line in rank.lines if _counts(line)][-_WINDOW_STEPS:]
-    return RankNow(
+def _rank_now(rank: RunningRank, late: LateRank | None) -> Row:
+    newest = [line for line in rank.lines if counts(line)][-_SHOWN_STEPS:]
+    return Row(
         rank=rank.rank,
         step=rank.lines[-1]["step"] if rank.lines else None,
         step_ns=round(statistics.median(line["dur_ns"] for line in newest)) if newest else None,
@@ -123,12 +78,8 @@ def _rank_now(rank: RunningRank, late: LateRank | None) -> RankNow:
         late=late,
         ended=rank.ended,
         status=rank.status,
-        recent=tuple((int(line["step"]), int(line["dur_ns"])) for line in rank.lines[-_WINDOW_STEPS:]),
+        recent=tuple((int(line["step"]), int(line["dur_ns"])) for line in rank.lines[-_SHOWN_STEPS:]),
     )
-
-
-def _counts(line: Line) -> bool:
-    return not line.get("profiled") and line.get("phase") != WARMUP
 
 
 def _regions(lines: Sequence[Line]) -> dict[str, int]:
@@ -162,12 +113,8 @@ def _pace(lines: Sequence[Line]) -> float | None:
 def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     if len(ranks) < 2 or not all(rank.lines for rank in ranks):
         return []
-    first = max(rank.lines[0]["step"] for rank in ranks)
-    last = min(rank.lines[-1]["step"] for rank in ranks)
-    common = [
-        step_log_of([line for line in rank.lines if first <= line["step"] <= last], rank=rank.rank) for rank in ranks
-    ]
-    return lateness(common, window_steps=_WINDOW_STEPS) if all(map(len, common)) else []
+    known = own_times({rank.rank: times_of_lines(rank.lines) for rank in ranks}, window_steps=_WINDOW_STEPS)
+    return [] if known is None else lateness(known[1])
 
 
 def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
@@ -256,16 +203,9 @@ def _not_arrived(stalls: Mapping[int, Stall]) -> list[str]:
 # Alarm states: late ranks and slower steps.
 
 
-def states_of(picture: Picture) -> dict[Key, tuple[str, str]]:
+def states_of(picture: Row) -> dict[Key, tuple[str, str]]:
     """Return for everything that has an alarm whether it is bad, good or between, and in words."""
-    states: dict[Key, tuple[str, str]] = {}
-    for rank in picture.ranks:
-        late = rank.late
-        if late is not None:
-            is_bad, is_good = late.is_late(DEFAULT_SLOWDOWN), late.slowdown < GOOD_SLOWDOWN
-            how = f"{ms(late.late_ns):.2f} ms late per step ({late.slowdown:.2f} x the others)"
-            words = f"rank {late.rank} is {how}" if not is_good else f"rank {late.rank} keeps up again"
-            states[STRAGGLER, rank.rank] = (BAD if is_bad else GOOD if is_good else BETWEEN, words)
+    states = straggler_states(rank.late for rank in picture.ranks if rank.late is not None)
     if picture.step_ns is not None and picture.first_step_ns:
         ratio = picture.step_ns / picture.first_step_ns
         now, then = ms(picture.step_ns), ms(picture.first_step_ns)

@@ -1,74 +1,37 @@
-"""Which ranks are late, from step logs alone: no profiler, while the job runs.
+"""Own times of ranks from step logs alone: no profiler, while the job runs. Which ranks are late, `contract.lateness`
+says.
 
-A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`): after the
-wait all ranks take equally long. Where steps are short the wait is measured in a few of them only, chosen by each rank:
-in the others the own time is unknown, not the whole step.
-
-With NCCL ranks wait on the device. Own time is the step less the waits there: while the job runs their mean over
-the last steps, after it the newest collectives, matched by their number. Each ends on all ranks at once, and takes the
-last to arrive the least time.
-
-Lateness is the centre (`stats/robust.py`) over steps of a rank's own time less the others' median in the same step.
-Step times have long tails and are correlated (a busy machine stays busy for a while), so the confidence interval uses
-the number of independent steps that the autocorrelation leaves. A rank is late where the whole interval is above zero,
-the centre is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are named in at
-most 2 of 100 runs (`test_log_stragglers.py`). With fewer than ten known
-steps each of them has to be late as well: a load of two seconds makes one of two equal ranks the later one in most of
-them.
+With NCCL ranks wait on the device: while the job runs their mean over the last steps is known, after it the newest
+collectives, matched by their number. Each ends on all ranks at once, and takes the last to arrive the least time.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from math import sqrt
 from operator import and_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.live import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
+from stepscope.contract.lateness import (
+    DEFAULT_SLOWDOWN,
+    DEFAULT_WINDOW_STEPS,
+    LateRank,
+    StepTimes,
+    late_ranks as late_of,
+    lateness,
+    own_times,
+)
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
-from stepscope.records import dataclass
 from stepscope.run.side_files import CollectiveTimes, StepLog
-from stepscope.stats.robust import Centre, centre, mad_sigma, median, medians_without_each, slow_start, t_quantile
+from stepscope.stats.robust import median, slow_start
 
 Floats = npt.NDArray[np.float64]
+Times = Mapping[int, CollectiveTimes]
 
 HOST_WAIT, DEVICE_WAIT = "regions.gradient_sync.ns", "collectives.device_ns"
-# in which share of runs with equal ranks any may be named late by chance
-_FALSE_ALARMS = 0.0125
-_CLIP_SIGMAS = 3.0
 _MAX_WAIT_NS = 2.0**63
-
-
-@dataclass(frozen=True)
-class LateRank:
-    """How late a rank is by the steps without the profiler."""
-
-    rank: int
-    #: own time beyond the others' median, per step; negative for a rank that the others are later than
-    late_ns: int
-    #: lateness against its standard error
-    score: float
-    #: own time over the mean of the others'
-    slowdown: float
-    low_ns: int = 0
-    #: interval of the lateness
-    high_ns: int = 0
-    steps_late: int = 0
-    num_steps: int = 0
-    #: at least two fifths of the lateness are there in each half of the steps: no passing load of the machine
-    lasts: bool = True
-    own_ns: int = 0
-    #: median own time of the rank, and of the others
-    others_ns: int = 0
-
-    def is_late(self, slowdown: float = DEFAULT_SLOWDOWN) -> bool:
-        enough = self.num_steps >= 10 or self.steps_late == self.num_steps
-        return enough and self.low_ns > 0 and self.lasts and self.slowdown >= slowdown
-
-
-Times = Mapping[int, CollectiveTimes]
+ALL_STEPS = 1 << 40
 
 
 def late_ranks(
@@ -79,8 +42,30 @@ def late_ranks(
     slowdown: float = DEFAULT_SLOWDOWN,
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
-    found = [late for late in lateness(logs, times, window_steps=window_steps) if late.is_late(slowdown)]
-    return sorted(found, key=lambda late: -late.late_ns)
+    return late_of(log_lateness(logs, times, window_steps=window_steps, slowdown=slowdown))
+
+
+def log_lateness(
+    logs: Sequence[StepLog],
+    times: Times | None = None,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    slowdown: float = DEFAULT_SLOWDOWN,
+) -> list[LateRank]:
+    """Return how late each rank is, by rank; empty where own times are unknown."""
+    if times and not has_waits(logs, HOST_WAIT):
+        by_collectives = _own_by_collectives(logs, times, window_steps)
+        if by_collectives is not None:
+            return lateness(by_collectives, slowdown=slowdown)
+    known = own_times({log.rank: step_times(log) for log in logs}, window_steps=window_steps) if logs else None
+    return [] if known is None else lateness(known[1], slowdown=slowdown)
+
+
+def step_times(log: StepLog) -> StepTimes:
+    """Return the columns of a log that own times need; steps of the warm-up do not count."""
+    host, device = (np.where(np.abs(x) < _MAX_WAIT_NS, x, np.nan) for x in map(log.column, (HOST_WAIT, DEVICE_WAIT)))
+    counts = log.unprofiled & (np.arange(len(log)) >= slow_start(log.dur_ns))
+    return StepTimes(log.step.tolist(), log.dur_ns.tolist(), host.tolist(), device.tolist(), counts.tolist())
 
 
 def has_waits(logs: Sequence[StepLog], *places: str) -> bool:
@@ -94,89 +79,8 @@ def shows_late_ranks(logs: Sequence[StepLog], times: Times | None, description: 
     return on_host or has_waits(logs, HOST_WAIT, DEVICE_WAIT) or _own_by_collectives(logs, times or {}, 1) is not None
 
 
-def lateness(logs: Sequence[StepLog], times: Times | None = None, *, window_steps: int) -> list[LateRank]:
-    """Return how late each rank is with its interval, by rank; empty with too few steps."""
-    by_collectives = (
-        _own_by_collectives(logs, times, window_steps) if times and not has_waits(logs, HOST_WAIT) else None
-    )
-    own = by_collectives if by_collectives is not None else own_ns(logs, window_steps=window_steps)
-    if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < 5:
-        return []
-    typical = np.nanmedian(own, axis=1)
-    # Against the others in the same step, or as they usually are where unknown.
-    late = own - medians_without_each(np.where(np.isnan(own), typical[:, None], own))
-    of_others = medians_without_each(typical[:, None])[:, 0]
-    return [
-        _late_rank(log.rank, row[~np.isnan(row)], typical, i, others=float(of_others[i]))
-        for i, (log, row) in enumerate(zip(logs, late, strict=True))
-    ]
-
-
-def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: float) -> LateRank:
-    middle, tells = _sharper(by_step), max(independent_samples(by_step), 2.0)
-    late = middle.value
-    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * others / sqrt(len(by_step)))
-    # Two-sided intervals of which only the lower end counts, for each rank of the job.
-    reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(typical), tells - 1)
-    usual = float(np.mean(np.delete(typical, i)))
-    return LateRank(
-        rank=rank,
-        late_ns=round(late),
-        score=round(late / error, 2) if error else 0.0,
-        slowdown=(others + late) / usual if usual else 1.0,
-        low_ns=round(late - reach),
-        high_ns=round(late + reach),
-        steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
-        num_steps=len(by_step),
-        lasts=all(_sharper(half).value >= 0.4 * late for half in np.array_split(by_step, 2)),
-        own_ns=round(float(typical[i])),
-        others_ns=round(others),
-    )
-
-
-def _sharper(x: Floats) -> Centre:
-    median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
-    found = centre(x)
-    return found if found.error <= median_error else Centre(median(x), median_error)
-
-
-def independent_samples(x: Floats) -> float:
-    """Return the number of independent values with the same information, by the lag-1 autocorrelation."""
-    sigma = mad_sigma(x)
-    clipped = np.clip(x - median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
-    clipped = clipped - clipped.mean()
-    power = float((clipped * clipped).sum())
-    if not power:
-        return float(len(x))
-    # A short series shows less correlation than there is (Kendall: by (1 + 4 r) / n).
-    r = float((clipped[1:] * clipped[:-1]).sum()) / power
-    r = min(max(r + (1 + 4 * max(r, 0.0)) / len(x), 0.0), 0.95)
-    return float(len(x) * (1 - r) / (1 + r))
-
-
-def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
-    """Return own time per rank and step, NaN where unknown, of the last steps after warm-up that hold `window_steps`
-    known ones of every rank; None where ranks have no steps in common.
-    """
-    length = min((len(log) for log in logs), default=0)
-    if not length:
-        return None
-    settled = max(slow_start(log.dur_ns[:length]) for log in logs)
-    own = np.array([_own_ns(log)[:length] for log in logs], float)[:, settled:]
-    known = [np.flatnonzero(~np.isnan(row)) for row in own]
-    if not all(len(steps) for steps in known):
-        return None
-    device = [] if has_waits(logs, HOST_WAIT) else [log.column(DEVICE_WAIT) for log in logs]
-    unknown = {bool(np.isnan(column).all()) for column in device}
-    if len(unknown) > 1:  # ranks read their recorders at different times
-        return None
-    transfer = 0.0 if True in unknown else min((np.nanmin(column) for column in device), default=0.0)
-    first = min(int(steps[-window_steps:][0]) for steps in known)
-    return np.asarray(own[:, first:] + transfer)
-
-
-def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int) -> Floats | None:
-    """Return own time per rank and step from the newest collectives; None where the ranks have too few in common.
+def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int) -> dict[int, list[float]] | None:
+    """Return own times by rank from the newest collectives; None where the ranks have too few in common.
 
     A step is as many collectives of the group as a step has of them.
     """
@@ -192,17 +96,8 @@ def _own_by_collectives(logs: Sequence[StepLog], times: Times, window_steps: int
     took = np.array([[one.ns_by_number[k] for k in numbers[-each * steps :]] for one in found], float)
     took -= took.min(axis=0)  # the transfer
     step_ns = np.array([[median(log.dur_ns[log.unprofiled])] if log.unprofiled.any() else [np.nan] for log in logs])
-    return np.asarray(step_ns - took.reshape(len(logs), steps, each).sum(axis=2))
-
-
-def _own_ns(log: StepLog) -> Floats:
-    """Return each step less its wait; a rank that never waits has none to take off. Profiled steps are not known,
-    unless all are.
-    """
-    waited = log.column(HOST_WAIT if has_waits([log], HOST_WAIT) else DEVICE_WAIT)
-    waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
-    own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
-    return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
+    own = step_ns - took.reshape(len(logs), steps, each).sum(axis=2)
+    return {log.rank: row for log, row in zip(logs, own.tolist(), strict=True)}
 
 
 # What do the regions of a step take, by the step logs alone: forward, backward, data loading, and what the job names?

@@ -28,9 +28,11 @@ from stepscope.analyze.phases import Marks, marks_of
 from stepscope.contract.run_folder import AUTOGRAD, FUNCTIONS, TRAINING
 from stepscope.contract.step_line import EVALUATE
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.device_work import lookup
 from stepscope.run.load import Run
-from stepscope.run.rank import PROFILER_STEP, Rank, lookup
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import Frame, OwnedThread, RankOwners, SourceText, code_of
+from stepscope.run.steps import PROFILER_STEP
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
 
@@ -441,6 +443,8 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     own = joined_owners([one.owner for one in threads]).at(place)
     inherited = own.at(found.calls.nearest(own.stack >= 0) if len(found.calls) else place)
     by_call = _between_lines(found.calls, own.where(own.stack >= 0, inherited), rank, stacks, modules)
+    gaps = _gap_shares(rank, found, threads)
+    by_call = _passes_apart(by_call, found.calls, marks, gaps, threads, stacks)
 
     def between(previous: Int64s, following: Int64s) -> OwnedWork:
         one = by_call.at(following)
@@ -448,7 +452,7 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
         module = _paired(by_call.module, previous, following, modules.common)
         return OwnedWork(use.stack, use.caller, module, use.backward)
 
-    host = host_time(rank, marks, found.calls, by_call, _gap_shares(rank, found, threads), between)
+    host = host_time(rank, marks, found.calls, by_call, gaps, between)
     in_steps = rank.steps.of(found.calls.start_ns) >= 0
     return Ownership(
         rank=rank,
@@ -463,6 +467,39 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
         by_collective=collective_owners(rank, found.calls, by_call, host),
         matched_share=float((found.position[in_steps] != NOTHING).mean()) if in_steps.any() else 0.0,
     )
+
+
+def _passes_apart(
+    owned: OwnedWork, calls: HostCalls, marks: Marks, gaps: GapShares, threads: list[LinkedThread], stacks: Stacks
+) -> OwnedWork:
+    """Return them with the call of backward that waited for each, where the file has one caller for all passes.
+
+    torch's tree has all that autograd's thread ran below the first call, and so had the files of earlier recorders.
+    """
+    known = [one.owner.caller for one in threads if one.thread.role == AUTOGRAD]
+    callers = distinct(np.concatenate(known)) if known else np.empty(0, np.int64)
+    if len(callers) != 1 or not len(gaps.stack):
+        return owned
+    waits = [n for n in distinct(gaps.stack).tolist() if _calls_autograd(stacks, n)]
+    is_wait = np.isin(gaps.stack, waits)
+    gap = np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))
+    order = np.flatnonzero(is_wait)[np.argsort(gaps.share[is_wait], kind="stable")]
+    waiting = np.full(len(gaps.first), NOBODY, np.int32)
+    waiting[gap[order]] = gaps.stack[order]  # that with the largest share last
+    mine = np.flatnonzero(np.isin(calls.thread, marks.autograd_threads) & (owned.caller == callers[0]))
+    low, high = np.searchsorted(calls.thread, [marks.main_thread, marks.main_thread + 1])
+    after = low + np.searchsorted(calls.start_ns[low:high], calls.start_ns[mine], side="right")
+    found = waiting[np.append(gaps.gap_of_call, gaps.last)[np.where(after < high, after, -1)]]
+    mine, found = mine[found >= 0], found[found >= 0]
+    stack, caller = owned.stack.copy(), owned.caller.copy()
+    stack[mine] = np.where(stack[mine] == caller[mine], found, stack[mine])
+    caller[mine] = found
+    return OwnedWork(stack, caller, owned.module, owned.backward)
+
+
+def _calls_autograd(stacks: Stacks, number: int) -> bool:
+    frame = stacks.frames[stacks[number][-1]] if number >= 0 and stacks[number] else None
+    return frame is not None and not frame.is_user and "torch/autograd/" in frame.file
 
 
 def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stacks, modules: Modules) -> OwnedWork:

@@ -7,7 +7,7 @@ of it is fragmented is not visible in totals.
 
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,16 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import over_ranks
-from stepscope.analyze.host_time import HostCalls, call_stacks, host_calls
+from stepscope.analyze.host_time import Mask, call_stacks, host_calls
 from stepscope.analyze.ownership import Ownership
 from stepscope.analyze.phases import Passes, Phase, Phases
 from stepscope.analyze.steadiness import SIGNIFICANT
 from stepscope.contract.step_line import EVALUATE
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
+from stepscope.run.device_work import Rows
 from stepscope.run.load import Run
-from stepscope.run.rank import Rank, Rows, Steps
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
-from stepscope.stats.robust import Spread, distinct, median, trend
+from stepscope.run.steps import Steps
+from stepscope.stats.robust import distinct, median, trend
 from stepscope.trace.table import EventKind, Int64s, of_kinds, rows_named
 
 # Which blocks of memory were allocated and freed while the profiler watched, and what did that leave at each moment?
@@ -105,7 +107,7 @@ class Blocks(ArrayRecord):
     def __len__(self) -> int:
         return len(self.size_bytes)
 
-    def alive(self, event: int) -> npt.NDArray[np.bool_]:
+    def alive(self, event: int) -> Mask:
         """Return which blocks exist right after an event."""
         return (self.born <= event) & ((self.died == NOT_HERE) | (self.died > event))
 
@@ -159,49 +161,18 @@ def blocks_of(events: MemoryEvents) -> Blocks | None:
 
 # Operator and user line of the host at a moment.
 
-UNOWNED = -1
 _FRAME = re.compile(r"^(?P<path>[^<(][^(]*)\(\d+\): ")
 _LIBRARIES = re.compile(r"(^|/)(torch|site-packages|dist-packages|lightning|accelerate|transformers|deepspeed)/")
 
 
-@dataclass(frozen=True)
-class Holder:
-    """What one operator or line holds at a moment."""
-
-    name: str
-    size_bytes: int
-    blocks: int
-
-
-def operators_at(calls: HostCalls, thread: Int64s, moment_ns: Int64s) -> Int64s:
-    """Return the string id of the outermost operator at each moment, UNOWNED where there was none."""
+def _operator_names(rank: Rank, thread: Int64s, moment_ns: Int64s) -> list[str | None]:
+    """Return the outermost operator at each moment, without the autograd engine's prefix."""
+    calls = host_calls(rank)
     at = calls.innermost_at(thread, moment_ns)
-    if not len(calls):
-        return at
-    while (inner := (at >= 0) & (calls.parent[at] >= 0)).any():
+    while len(calls) and (inner := (at >= 0) & (calls.parent[at] >= 0)).any():
         at[inner] = calls.parent[at[inner]]
-    return np.where(at >= 0, calls.name[at], UNOWNED)
-
-
-def source_lines_at(rank: Rank, thread: Int64s, moment_ns: Int64s) -> Int64s:
-    """Return the string id of the innermost frame of the user's code at each moment, UNOWNED where there was none."""
-    frames = call_stacks(rank.trace, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.PYTHON), _is_users))
-    at = frames.innermost_at(thread, moment_ns)
-    return np.where(at >= 0, frames.name[at], UNOWNED) if len(frames) else at
-
-
-def holders(rank: Rank, name_id: Int64s, size_bytes: Int64s, *, most: int) -> tuple[Holder, ...]:
-    """Return what each name holds, the largest first; unowned blocks are left out."""
-    known = name_id != UNOWNED
-    ids, back, count = np.unique(name_id[known], return_inverse=True, return_counts=True)
-    held = np.bincount(back, size_bytes[known], minlength=len(ids))
-    order = np.argsort(-held, kind="stable")[:most]
-    return tuple(Holder(readable(rank.trace.strings[ids[i]]), int(held[i]), int(count[i])) for i in order)
-
-
-def readable(operator: str) -> str:
-    """Return an operator's name without the autograd engine's prefix."""
-    return operator.removeprefix(f"{EVALUATE}: ")
+    names = [rank.trace.strings[calls.name[call]] if call >= 0 else None for call in at.tolist()]
+    return [name and name.removeprefix(f"{EVALUATE}: ") for name in names]
 
 
 def _is_users(frame: str) -> bool:
@@ -332,9 +303,7 @@ def categorised(events: MemoryEvents, blocks: Blocks, found: Passes, steps: Step
     return CategorisedBlocks(blocks, category, None if before is None else before - int(blocks.size_bytes[older].sum()))
 
 
-def _like_the_others(
-    blocks: Blocks, category: Categories, here: npt.NDArray[np.bool_], older: npt.NDArray[np.bool_], phase: Phases
-) -> Categories:
+def _like_the_others(blocks: Blocks, category: Categories, here: Mask, older: Mask, phase: Phases) -> Categories:
     ended = here & (blocks.died != NOT_HERE) & (category != TEMPORARY)
     ends = [phase[blocks.died[which]].astype(np.int64) for which in (ended, older)]
     known, wanted = (
@@ -437,23 +406,7 @@ def _parameter_bytes(run: Run) -> int | None:
 # Growth from step to step: a leak is a significant slope.
 
 
-@dataclass(frozen=True)
-class Growth:
-    """How an amount of memory moves over the steps."""
-
-    bytes_per_step: float
-    low_bytes_per_step: float
-    #: 95 % interval
-    high_bytes_per_step: float
-    p_value: float
-    #: over the analysed steps, by the slope
-    total_bytes: float
-    num_steps: int
-    #: significant, upwards, and at least half a percent of the level
-    leaks: bool
-
-
-def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
+def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Row | None:
     """Return the growth of an amount sampled at the ends of steps; NaN where a step has no sample. None below eight."""
     x, y = np.asarray(steps, float), np.asarray(amounts, float)
     known = np.isfinite(y)
@@ -466,28 +419,40 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
         return None
     total = found.slope * float(x[-1] - x[0])
     significant = found.p_value < SIGNIFICANT and found.low > 0
-    return Growth(
+    return Row(
         bytes_per_step=found.slope,
-        low_bytes_per_step=found.low,
+        low_bytes_per_step=found.low,  # 95 % interval
         high_bytes_per_step=found.high,
         p_value=found.p_value,
-        total_bytes=total,
+        total_bytes=total,  # over the analysed steps, by the slope
         num_steps=len(x),
-        leaks=significant and total >= 0.005 * median(y),
+        leaks=significant and total >= 0.005 * median(y),  # of the level
     )
 
 
 # Leak suspects: lines whose allocations of every step stay alive.
 
 
-@dataclass(frozen=True)
-class Leak:
-    """A line that keeps, of several steps, what it allocated there outside backward and optimizer."""
+def leaks(
+    column: str, names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes: Int64s, stays: Mask
+) -> list[Row]:
+    """Return the names, in this column, that keep something of each of several steps of theirs, the most first.
 
-    name: str
-    steps: int
-    size_bytes: int
-    bytes_per_step: float
+    Of each block: who allocated it in which step, and whether it `stays`.
+    """
+    steps: dict[str, set[int]] = defaultdict(set)
+    kept: dict[str, Counter[int]] = defaultdict(Counter)
+    for name, of_step, size, here in zip(names, step.tolist(), size_bytes.tolist(), stays.tolist(), strict=True):
+        if name:
+            steps[name].add(of_step)
+            if here:
+                kept[name][of_step] += size
+    found = [
+        Row({column: name, "steps": len(by), "size_bytes": by.total(), "bytes_per_step": by.total() / len(by)})
+        for name, by in kept.items()
+        if 2 <= len(by) == len(steps[name])
+    ]
+    return sorted(found, key=lambda leak: -leak.size_bytes)
 
 
 def _kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer], *, last_step: int) -> Int64s:
@@ -503,20 +468,6 @@ def _kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer
     return rows[(born_in >= 0) & (born_in < last_step)]
 
 
-def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes: Int64s) -> tuple[Leak, ...]:
-    """Return the names that keep something of at least two steps, the most first."""
-    kept: dict[str, Counter[int]] = {}
-    for name, of_step, size in zip(names, step.tolist(), size_bytes.tolist(), strict=True):
-        if name:
-            kept.setdefault(name, Counter())[of_step] += size
-    found = [
-        Leak(name, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
-        for name, steps in kept.items()
-        if len(steps) >= 2
-    ]
-    return tuple(sorted(found, key=lambda leak: -leak.size_bytes)[:_MAX_HOLDERS])
-
-
 # Lines and modules that allocated blocks.
 #
 # By the owners that the job recorded (or the frames in its trace); without those, by the Python frame around.
@@ -526,10 +477,14 @@ OwnersOf = Callable[[], Ownership | None]
 
 
 def _line_names(rank: Rank, owned: Ownership | None, rows: Rows) -> list[str | None]:
+    if not len(rows):
+        return []
     if owned is None:
         trace = rank.trace
-        found = source_lines_at(rank, trace["tid"][rows], trace["ts_ns"][rows]).tolist()
-        return [None if i == UNOWNED else trace.strings[i] for i in found]
+        python = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.PYTHON), _is_users)
+        frames = call_stacks(trace, python)
+        at = frames.innermost_at(trace["tid"][rows], trace["ts_ns"][rows]).tolist()
+        return [trace.strings[frames.name[frame]] if frame >= 0 else None for frame in at]
     names = [f"{f.file}:{f.line} ({f.function})" for f in owned.frames]
     found = owned.stacks.innermost_user[owned.of_rows(rows).stack].tolist()
     return [names[frame] if frame >= 0 else None for frame in found]
@@ -541,14 +496,13 @@ def _module_names(owned: Ownership | None, rows: Rows) -> list[str | None]:
     return [owned.modules[module] if module >= 0 else None for module in owned.of_rows(rows).module.tolist()]
 
 
-def _held_by(names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> tuple[Holder, ...]:
-    held: Counter[str] = Counter()
-    blocks: Counter[str] = Counter()
-    for name, size in zip(names, size_bytes.tolist(), strict=True):
-        if name:
-            held[name] += size
-            blocks[name] += 1
-    return tuple(Holder(name, size, blocks[name]) for name, size in held.most_common(most))
+def held_by(column: str, names: Sequence[str | None], size_bytes: Int64s, *, most: int) -> list[Row]:
+    """Return what each name, in this column, holds: the most first; blocks without one are left out."""
+    known = [(name, size) for name, size in zip(names, size_bytes.tolist(), strict=True) if name]
+    blocks, held = Counter(name for name, _ in known), Counter[str]()
+    for name, size in known:
+        held[name] += size
+    return [Row({column: name, "size_bytes": size, "blocks": blocks[name]}) for name, size in held.most_common(most)]
 
 
 _MAX_HOLDERS = 12
@@ -560,94 +514,9 @@ _RELATIVE = "the events carry no totals: `peak` counts only what the window allo
 _ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
 
 
-@dataclass(frozen=True)
-class Moment:
-    """The peak of the window."""
-
-    allocated_bytes: int
-    reserved_bytes: int | None
-    #: since the first recorded step began
-    time_ns: int
-    #: number of the step, None outside of all
-    step: int | None
-    phase: str
-    #: outermost operator that was allocating
-    operator: str | None
-    #: see `categories`; what is known sums to `allocated_bytes`. None where blocks are unknown
-    by_category: dict[str, int | None] | None
-    #: the operators whose blocks are alive, largest first
-    by_operator: tuple[Holder, ...]
-    #: the same by line of the user's code; empty where neither owners nor python frames were recorded
-    by_source_line: tuple[Holder, ...]
-    #: the same by module; empty where no owners were recorded
-    by_module: tuple[Holder, ...]
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """One recorded step."""
-
-    step: int
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Memory over the window, thinned to the largest moments of equal slices of events."""
-
-    #: since the first recorded step began
-    time_ns: tuple[int, ...]
-    allocated_bytes: tuple[int, ...]
-    reserved_bytes: tuple[int, ...] | None
-    by_category: dict[str, tuple[int, ...]] | None
-
-
-@dataclass(frozen=True)
-class RankMemory:
-    """Memory of one rank. None is unknown; `reasons` has the reason."""
-
-    rank: int
-    #: ordinal of the device, -1 where only the host's memory was recorded
-    device: int | None
-    device_total_bytes: int | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    #: most reserved (allocated where that is unknown) against the device's memory
-    peak_pct_of_total: float | None
-    #: this rank's share, as counted by the job itself; part of `kept`
-    parameter_bytes: int | None
-    #: reserved and held by no tensor, at the peak
-    cache_bytes: int | None
-    #: calls per step that get memory from the device or give it back; about 0 in a settled job
-    allocator_calls: float | None
-    #: how often the cache had to be emptied, over the logged steps
-    allocator_retries: int | None
-    host_peak_bytes: int | None
-    peak: Moment | None
-    steps: tuple[StepMemory, ...]
-    timeline: Timeline | None
-    #: of allocated memory at the ends of steps
-    growth: Growth | None
-    host_growth: Growth | None
-    #: lines (operators where those are unknown) that keep what they allocate in the steps of the window
-    leaks: tuple[Leak, ...]
-    reasons: dict[str, str]
-
-
-@dataclass(frozen=True)
-class MemoryView:
-    """Memory of the run."""
-
-    ranks: tuple[RankMemory, ...]
-    fullest_rank: int | None
-    over_ranks: dict[str, Spread]
-
-
 def memory_view(
     run: Run, *, passes: Sequence[Passes], logs: Sequence[StepLog] = (), owners: Sequence[OwnersOf] = ()
-) -> MemoryView | None:
+) -> Row | None:
     """Return the memory of a run, None where neither memory events nor samples were recorded.
 
     `passes` are those of each rank (`Strategy.passes`), `owners` gives those who own what it did.
@@ -658,18 +527,19 @@ def memory_view(
         _rank_memory(rank, found, by_rank.get(rank.rank), held_events(run, rank), owned) for rank, found, owned in each
     ]
     known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
+
+    def fullness(one: Row) -> int:
+        return int(one.peak_reserved_bytes or one.peak_allocated_bytes or (one.peak.allocated_bytes if one.peak else 0))
+
     if not known:
         return None
-
-    def fullness(one: RankMemory) -> int:
-        return one.peak_reserved_bytes or one.peak_allocated_bytes or (one.peak.allocated_bytes if one.peak else 0)
-
-    return MemoryView(tuple(known), max(known, key=fullness).rank, over_ranks(known))
+    return Row(ranks=known, fullest_rank=max(known, key=fullness).rank, over_ranks=over_ranks(known))
 
 
 def _rank_memory(
     rank: Rank, found: Passes, log: StepLog | None, held: tuple[MemoryEvents | None, FromBefore], owners: OwnersOf
-) -> RankMemory:
+) -> Row:
+    """Return the memory of one rank. None is unknown; `reasons` has the reason."""
     events, older = held
     blocks = blocks_of(events) if events else None
     categories = categorised(events, blocks, found, rank.steps) if events and blocks is not None else None
@@ -682,27 +552,30 @@ def _rank_memory(
     reserved = _larger(in_trace, _most(log, "peak_reserved_bytes"))
     total = _device_total(rank, events.device if events else None)
     filled = reserved if reserved is not None else allocated
-    steps = _steps(rank, events) if events else ()
+    steps = _steps(rank, events) if events else []
     retries = _logged(log, "allocator_retries")
     grown = _grown(log, "allocated_bytes") or growth([s.step for s in steps], [s.end_bytes for s in steps])
-    return RankMemory(
+    return Row(
         rank=rank.rank,
-        device=events.device if events else None,
+        device=events.device if events else None,  # -1 where only the host's memory was recorded
         device_total_bytes=total,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
+        # most reserved (allocated where that is unknown) against the device's memory
         peak_pct_of_total=100 * filled / total if total and filled else None,
-        parameter_bytes=older.weights_bytes,
+        parameter_bytes=older.weights_bytes,  # this rank's share, as counted by the job itself; part of `kept`
+        # reserved and held by no tensor, at the peak
         cache_bytes=peak.reserved_bytes - peak.allocated_bytes if peak and peak.reserved_bytes is not None else None,
         allocator_calls=_allocator_calls(rank),
+        # how often the cache had to be emptied, over the logged steps
         allocator_retries=int(retries[-1] - retries[0]) if len(retries) else None,
         host_peak_bytes=_most(log, "host_peak_bytes"),
         peak=peak,
         steps=steps,
         timeline=_timeline(rank, events, curves) if events else None,
-        growth=grown,
+        growth=grown,  # of allocated memory at the ends of steps
         host_growth=_grown(log, "host_bytes"),
-        leaks=_leaks(rank, events, categories, owned) if events and categories else (),
+        leaks=_leaks(rank, events, categories, owned) if events and categories else [],
         reasons={
             **_reasons(events, log, older, grown),
             **why_unknown(peak.by_category if peak else None, seen_whole=older.seen_whole),
@@ -717,79 +590,71 @@ def _peak(
     found: Passes,
     curves: Curves | None,
     owned: Ownership | None,
-) -> Moment:
+) -> Row:
+    """Return the moment at which most was allocated."""
     at = int(events.allocated_bytes.argmax())
     moment, thread = events.time_ns[at : at + 1], events.thread[at : at + 1]
-    calls = host_calls(rank)
-    operator = int(operators_at(calls, thread, moment)[0])
     step = int(rank.steps.of(moment)[0])
-    by_operator: tuple[Holder, ...] = ()
-    by_line: tuple[Holder, ...] = ()
-    by_module: tuple[Holder, ...] = ()
+    born = size = events.row[:0]
     if categories is not None:
         blocks = categories.blocks
         alive = blocks.alive(at) & (blocks.born != NOT_HERE)
         born, size = blocks.born[alive], blocks.size_bytes[alive]
-        ids = operators_at(calls, events.thread[born], events.time_ns[born])
-        by_operator = holders(rank, ids, size, most=_MAX_HOLDERS)
-        by_line, by_module = (
-            _held_by(names, size, most=_MAX_HOLDERS)
-            for names in (_line_names(rank, owned, events.row[born]), _module_names(owned, events.row[born]))
-        )
     by_category = None
     if curves and categories and categories.kept_bytes is not None:
         by_category = {name: None if curve is None else int(curve[at]) for name, curve in curves.items()}
-    return Moment(
+    by = {
+        "by_operator": _operator_names(rank, events.thread[born], events.time_ns[born]),
+        "by_source_line": _line_names(rank, owned, events.row[born]),
+        "by_module": _module_names(owned, events.row[born]),
+    }
+    return Row(
         allocated_bytes=int(events.allocated_bytes[at]),
         reserved_bytes=int(events.reserved_bytes[at]) if events.reserved_bytes is not None else None,
         time_ns=int(moment[0]) - _begin(rank, events),
         step=int(rank.steps.number[step]) if step >= 0 else None,
         phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
-        operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
-        by_category=by_category,
-        by_operator=by_operator,
-        by_source_line=by_line,
-        by_module=by_module,
+        operator=_operator_names(rank, thread, moment)[0],  # the outermost one that was allocating
+        by_category=by_category,  # what is known sums to `allocated_bytes`; None where blocks are unknown
+        # whose blocks are alive
+        **{name: held_by("name", names, size, most=_MAX_HOLDERS) for name, names in by.items()},
     )
 
 
-def _leaks(
-    rank: Rank, events: MemoryEvents, categories: CategorisedBlocks, owned: Ownership | None
-) -> tuple[Leak, ...]:
+def _leaks(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks, owned: Ownership | None) -> list[Row]:
+    """Return the lines (operators where those are unknown) that keep what they allocate in the steps of the window."""
     step = rank.steps.of(events.time_ns)
     kept = _kept_over_steps(categories, step, last_step=len(rank.steps) - 1)
     born = categories.blocks.born[kept]
     names = _line_names(rank, owned, events.row[born])
     if not any(names):
-        ids = operators_at(host_calls(rank), events.thread[born], events.time_ns[born]).tolist()
-        names = [readable(rank.trace.strings[i]) if i >= 0 else None for i in ids]
-    return leaks(names, step[born], categories.blocks.size_bytes[kept])
+        names = _operator_names(rank, events.thread[born], events.time_ns[born])
+    return leaks("name", names, step[born], categories.blocks.size_bytes[kept], born >= 0)[:_MAX_HOLDERS]
 
 
 def _begin(rank: Rank, events: MemoryEvents) -> int:
     return int(rank.steps.start_ns[0]) if len(rank.steps) else int(events.time_ns[0])
 
 
-def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
+def _steps(rank: Rank, events: MemoryEvents) -> list[Row]:
     before = np.concatenate(([int(events.allocated_bytes[0] - events.change_bytes[0])], events.allocated_bytes))
     first = np.searchsorted(events.time_ns, rank.steps.start_ns)
     last = np.searchsorted(events.time_ns, rank.steps.end_ns)
-    return tuple(
-        StepMemory(int(number), int(before[a]), int(before[a : b + 1].max()), int(before[b]))
-        for number, a, b in zip(rank.steps.number, first, last, strict=True)
-    )
+    return [
+        Row(step=step, start_bytes=int(before[a]), peak_bytes=int(before[a : b + 1].max()), end_bytes=int(before[b]))
+        for step, a, b in zip(rank.steps.number.tolist(), first, last, strict=True)
+    ]
 
 
-def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeline:
+def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Row:
+    """Return memory over the window, thinned to the largest moments of equal slices of events."""
     at = largest_moments(events.allocated_bytes)
-    by_category = None
-    if curves is not None:
-        by_category = {name: tuple(curve[at].tolist()) for name, curve in curves.items() if curve is not None}
-    return Timeline(
+    by_category = {name: curve[at].tolist() for name, curve in (curves or {}).items() if curve is not None}
+    return Row(
         time_ns=tuple((events.time_ns[at] - _begin(rank, events)).tolist()),
-        allocated_bytes=tuple(events.allocated_bytes[at].tolist()),
-        reserved_bytes=None if events.reserved_bytes is None else tuple(events.reserved_bytes[at].tolist()),
-        by_category=by_category,
+        allocated_bytes=events.allocated_bytes[at].tolist(),
+        reserved_bytes=None if events.reserved_bytes is None else events.reserved_bytes[at].tolist(),
+        by_category=None if curves is None else by_category,
     )
 
 
@@ -825,13 +690,11 @@ def _most(log: StepLog | None, name: str) -> int | None:
     return int(values.max()) if len(values) else None
 
 
-def _grown(log: StepLog | None, name: str) -> Growth | None:
+def _grown(log: StepLog | None, name: str) -> Row | None:
     return growth(log.step, log.column(f"memory.{name}")) if log is not None else None
 
 
-def _reasons(
-    events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Growth | None
-) -> dict[str, str]:
+def _reasons(events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Row | None) -> dict[str, str]:
     no_totals = events is not None and events.before_bytes is None
     since_start = events is not None and not no_totals and not older.is_known
     return {

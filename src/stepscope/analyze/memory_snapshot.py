@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyze.hang import user_frame
-from stepscope.analyze.memory import NOT_HERE, bytes_over_time, largest_moments
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.analyze.memory import NOT_HERE, bytes_over_time, held_by, largest_moments, leaks
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.trace.flight_recorder import Frame
 from stepscope.trace.memory_snapshot import (
     ALLOC,
@@ -122,16 +122,12 @@ def history_of(snapshot: MemorySnapshot) -> History:
     """Return the blocks and totals of a snapshot's history."""
     older = _blocks_from_before(snapshot)
     space = _space_before(snapshot, older)
-    size: list[int] = []
-    born: list[int] = []
-    died: list[int] = []
-    stack: list[int] = []
-    address: list[int] = []
+    size, born, died, stack, address = columns = tuple(list[int]() for _ in range(5))
     live: dict[int, int] = {}
 
     def begin(at: int, length: int, event: int, of_stack: int) -> None:
         live[at] = len(size)
-        for column, value in ((size, length), (born, event), (died, NOT_HERE), (stack, of_stack), (address, at)):
+        for column, value in zip(columns, (length, event, NOT_HERE, of_stack, at), strict=True):
             column.append(value)
 
     for at, (length, of_stack) in sorted(older.items()):
@@ -385,7 +381,8 @@ def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
             allocated_by[address] = stack
         elif action == FREE:
             tells = stack >= 0 and allocated_by.pop(address, stack) != stack
-        if _within(begins, intervals, time_us):
+        at = bisect_right(begins, time_us) - 1
+        if at >= 0 and time_us <= intervals[at][1]:
             last = Part.OPTIMIZER
         elif tells:
             last = _part_of(kinds[stack] if stack >= 0 else _StackKind(), last, has_python=has_python)
@@ -425,11 +422,6 @@ def _optimizer_intervals(snapshot: MemorySnapshot) -> list[tuple[int, int]]:
     return out
 
 
-def _within(begins: list[int], intervals: list[tuple[int, int]], time_us: int) -> bool:
-    at = bisect_right(begins, time_us) - 1
-    return at >= 0 and time_us <= intervals[at][1]
-
-
 def _from_before(died: int, part: Int64s, kind: _StackKind) -> int:
     if kind.builds:
         return WEIGHTS
@@ -457,248 +449,137 @@ _MAX_OWNERS = 7
 _NO_FRAMES = "(no stack recorded)"
 
 
-@dataclass(frozen=True)
-class LineBytes:
-    """What one line of the user's code holds."""
-
-    #: `train.py:42 (forward)`
-    place: str
-    #: what most of it is for
-    purpose: str
-    size_bytes: int
-    blocks: int
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Memory at one moment of the history."""
-
-    event: int
-    time_us: int | None
-    allocated_bytes: int
-    reserved_bytes: int | None
-    #: None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated
-    by_purpose: dict[str, int | None]
-    by_line: tuple[LineBytes, ...]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Free memory between blocks, which only a smaller request can use."""
-
-    size_bytes: int
-    segment_bytes: int
-    address: int
-
-
-@dataclass(frozen=True)
-class Leak:
-    """A line whose allocations of several steps are all still there."""
-
-    place: str
-    steps: int
-    size_bytes: int
-    bytes_per_step: float
-
-
-@dataclass(frozen=True)
-class SnapshotView:
-    """One snapshot in one answer."""
-
-    path: str
-    device: int
-    num_events: int
-    num_segments: int
-    #: within the history; the process may have had more before it
-    peak: Moment
-    end: Moment
-    #: reserved, held by no tensor
-    free_bytes: int
-    largest_free_bytes: int
-    #: share of the free memory that no single request could use; None where nothing is free
-    fragmentation: float | None
-    #: of segments without any tensor: emptying the cache gives them back
-    unused_segment_bytes: int
-    gaps: tuple[Gap, ...]
-    #: allocated when each optimizer step of the history was over
-    step_end_bytes: tuple[int, ...]
-    step_peak_bytes: tuple[int, ...]
-    leaks: tuple[Leak, ...]
-    timeline: dict[str, tuple[int, ...]]
-    #: at the moments of `timeline`; None is unknown, and then part of `unknown`
-    by_purpose: dict[str, tuple[int, ...] | None]
-    #: at the moments of `timeline`, by the line that allocated it: the largest at the peak, and `other`
-    by_owner: dict[str, tuple[int, ...]]
-    #: forward, backward or optimizer, at the moments of `timeline`
-    phases: tuple[str, ...]
-    reasons: dict[str, str]
-
-
 def snapshot_view(
     snapshot: MemorySnapshot, *, storages: Mapping[int, str] | None = None, bucket_bytes: Sequence[int] = ()
-) -> SnapshotView:
+) -> Row:
     """Return the analysis of a snapshot.
 
     `storages` has the job's own labels of memory by address, `bucket_bytes` the sizes of DDP's buckets.
     """
     history = history_of(snapshot)
     purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
-    last = len(snapshot.action) - 1
-    peak = int(history.allocated_bytes.argmax()) if last >= 0 else NOT_HERE
+    places = _block_places(snapshot, history)
+    last, allocated = len(snapshot.action) - 1, history.allocated_bytes
+    peak = int(allocated.argmax()) if last >= 0 else NOT_HERE
+    at, step_ends = largest_moments(allocated), purposes.step_ends.tolist()
     free = [b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated]
     reasons = _reasons(snapshot, history, purposes, storages)
-    return SnapshotView(
+    totals = {"allocated_bytes": allocated, "reserved_bytes": history.reserved_bytes}
+    return Row(
         path=snapshot.path,
         device=snapshot.device,
         num_events=len(snapshot.action),
         num_segments=len(snapshot.segments),
-        peak=_moment(snapshot, history, purposes, peak, reasons),
-        end=_moment(snapshot, history, purposes, last, reasons),
-        free_bytes=sum(free),
+        # within the history; the process may have had more before it
+        peak=_moment(snapshot, history, purposes, places, peak, reasons),
+        end=_moment(snapshot, history, purposes, places, last, reasons),
+        free_bytes=sum(free),  # reserved, held by no tensor
         largest_free_bytes=max(free, default=0),
+        # share of the free memory that no single request could use; None where nothing is free
         fragmentation=1 - max(free) / sum(free) if sum(free) else None,
+        # of segments without any tensor: emptying the cache gives them back
         unused_segment_bytes=sum(s.size_bytes for s in snapshot.segments if not any(b.allocated for b in s.blocks)),
         gaps=_gaps(snapshot),
-        step_end_bytes=tuple(int(history.allocated_bytes[e]) for e in purposes.step_ends),
-        step_peak_bytes=tuple(
-            int(history.allocated_bytes[a : b + 1].max()) for a, b in pairwise([0, *purposes.step_ends.tolist()])
-        ),
-        leaks=_leaks(snapshot, history, purposes),
-        timeline=_timeline(snapshot, history),
-        by_purpose=_curves(history, purposes, reasons),
-        by_owner=_owner_curves(snapshot, history, peak),
-        phases=tuple(Part(int(purposes.part[i])).name.lower() for i in largest_moments(history.allocated_bytes)),
+        step_end_bytes=allocated[step_ends].tolist(),  # when each optimizer step of the history was over
+        step_peak_bytes=[int(allocated[a : b + 1].max()) for a, b in pairwise([0, *step_ends])],
+        leaks=_leaks(history, purposes, places),
+        timeline={
+            "time_us": [snapshot.time_us[i] - snapshot.time_us[0] for i in at],
+            **{name: curve[at].tolist() for name, curve in totals.items() if curve is not None},
+        },
+        # at the moments of `timeline`; None is unknown, and then part of `unknown`
+        by_purpose={
+            name: None if name in reasons and not curve.any() else curve.tolist()
+            for name, curve in zip(PURPOSES, purposes.over_time(history)[:, at], strict=True)
+        },
+        by_owner=_owner_curves(history, places, peak, at),
+        phases=[Part(part).name.lower() for part in purposes.part[at].tolist()],
         reasons=reasons,
     )
 
 
 def _moment(
-    snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int, reasons: Mapping[str, str]
-) -> Moment:
-    known = event >= 0
+    snapshot: MemorySnapshot,
+    history: History,
+    purposes: Purposes,
+    places: Sequence[str],
+    event: int,
+    reasons: Mapping[str, str],
+) -> Row:
+    known, alive = event >= 0, np.flatnonzero(history.alive(event))
     allocated = int(history.allocated_bytes[event]) if known else snapshot.allocated_bytes
     reserved: int | None = snapshot.reserved_bytes
     if known and event < len(snapshot.action) - 1:
         reserved = None if history.reserved_bytes is None else int(history.reserved_bytes[event])
-    sums: dict[str, int | None] = dict(purposes.at(history, event))
-    for name in PURPOSES:
-        if name in reasons and not sums[name]:
-            sums[name] = None
-    return Moment(
+    sums, size = purposes.at(history, event), history.size_bytes[alive]
+    most = Counter[tuple[str, int]]()
+    for i in alive.tolist():
+        most[places[i], int(purposes.of_block[i])] += int(history.size_bytes[i])
+    purpose = {place: PURPOSES[code] for (place, code), _ in reversed(most.most_common())}
+    lines = held_by("place", [places[i] for i in alive.tolist()], size, most=15)
+    return Row(
         event=event,
         time_us=snapshot.time_us[event] if known else None,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        by_purpose={**sums, "reserved_unused": None if reserved is None else reserved - allocated},
-        by_line=_by_line(snapshot, history, purposes, event),
+        # None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated
+        by_purpose={
+            **{name: sums[name] or (None if name in reasons else 0) for name in PURPOSES},
+            "reserved_unused": None if reserved is None else reserved - allocated,
+        },
+        by_line=[Row(line, purpose=purpose[line.place]) for line in lines],  # with what most of it is for
     )
 
 
-def _owner_curves(snapshot: MemorySnapshot, history: History, peak: int) -> dict[str, tuple[int, ...]]:
-    at = largest_moments(history.allocated_bytes)
+def _owner_curves(history: History, places: Sequence[str], peak: int, at: Int64s) -> dict[str, list[int]]:
+    """Return what the lines with most at the peak hold at some moments, and `other`."""
     if not len(at):
         return {}
-    places = _block_places(snapshot, history)
-    held: Counter[str] = Counter()
-    for i in np.flatnonzero(history.alive(peak)):
-        held[places[i]] += int(history.size_bytes[i])
-    names = [*(place for place, _ in held.most_common(_MAX_OWNERS)), "other"]
+    alive = np.flatnonzero(history.alive(peak))
+    held = held_by("place", [places[i] for i in alive.tolist()], history.size_bytes[alive], most=_MAX_OWNERS)
+    names = [*(line.place for line in held), "other"]
     codes = {name: code for code, name in enumerate(names)}
     of_block = np.array([codes.get(place, len(names) - 1) for place in places], np.int64)
     blocks = history.born, history.died, history.size_bytes
     curves = bytes_over_time(of_block, len(names), *blocks, len(history.allocated_bytes))[:, at]
-    return {name: tuple(curve.tolist()) for name, curve in zip(names, curves, strict=True) if curve.any()}
+    return {name: curve.tolist() for name, curve in zip(names, curves, strict=True) if curve.any()}
 
 
 def _block_places(snapshot: MemorySnapshot, history: History) -> list[str]:
-    places = _places(snapshot)
+    """Return the line that allocated each block, such as `train.py:42 (forward)`."""
+    places = [_place([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
     return [
         places[stack] if stack >= 0 else _BEFORE if born == NOT_HERE else _NO_FRAMES
         for stack, born in zip(history.stack.tolist(), history.born.tolist(), strict=True)
     ]
 
 
-def _by_line(snapshot: MemorySnapshot, history: History, purposes: Purposes, event: int) -> tuple[LineBytes, ...]:
-    places = _block_places(snapshot, history)
-    held: Counter[str] = Counter()
-    blocks: Counter[str] = Counter()
-    of: dict[str, Counter[int]] = {}
-    for i in np.flatnonzero(history.alive(event)):
-        place = places[i]
-        held[place] += int(history.size_bytes[i])
-        blocks[place] += 1
-        of.setdefault(place, Counter())[int(purposes.of_block[i])] += int(history.size_bytes[i])
-    return tuple(
-        LineBytes(place, PURPOSES[of[place].most_common(1)[0][0]], size, blocks[place])
-        for place, size in held.most_common(15)
-    )
+def _place(frames: list[Frame]) -> str:
+    own = user_frame([f for f in frames if f.file.endswith(".py")])
+    if own is not None:
+        return f"{own.file}:{own.line} ({own.function})"
+    node = next((found for f in frames if (found := _NODE.search(f.function))), None)
+    return f"backward: {node[1]}" if node else _NO_FRAMES
 
 
-def _places(snapshot: MemorySnapshot) -> list[str]:
-    out = []
-    for stack in snapshot.stacks:
-        frames = [snapshot.frames[f] for f in stack]
-        own = user_frame([f for f in frames if f.file.endswith(".py")])
-        if own is not None:
-            out.append(f"{own.file}:{own.line} ({own.function})")
-        else:
-            node = next((found for f in frames if (found := _NODE.search(f.function))), None)
-            out.append(f"backward: {node[1]}" if node else _NO_FRAMES)
-    return out
-
-
-def _gaps(snapshot: MemorySnapshot) -> tuple[Gap, ...]:
+def _gaps(snapshot: MemorySnapshot) -> list[Row]:
+    """Return the largest pieces of free memory between blocks, which only a smaller request can use."""
     found = [
-        Gap(b.size_bytes, s.size_bytes, b.address)
+        Row(size_bytes=b.size_bytes, segment_bytes=s.size_bytes, address=b.address)
         for s in snapshot.segments
         if any(b.allocated for b in s.blocks)
         for b in s.blocks
         if not b.allocated
     ]
-    return tuple(sorted(found, key=lambda g: -g.size_bytes)[:8])
+    return sorted(found, key=lambda gap: -gap.size_bytes)[:8]
 
 
-def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tuple[Leak, ...]:
-    places = _places(snapshot)
+def _leaks(history: History, purposes: Purposes, places: Sequence[str]) -> list[Row]:
     step = np.searchsorted(purposes.step_ends, history.born)
-    born_at: dict[str, Counter[int]] = {}
-    kept: dict[str, Counter[int]] = {}
-    for i in range(len(history.size_bytes)):
-        stack = int(history.stack[i])
-        if (
-            history.born[i] == NOT_HERE
-            or stack < 0
-            or purposes.of_block[i] != OTHER
-            or step[i] >= len(purposes.step_ends)
-        ):
-            continue
-        place, size = places[stack], int(history.size_bytes[i])
-        born_at.setdefault(place, Counter())[int(step[i])] += size
-        if history.died[i] == NOT_HERE:
-            kept.setdefault(place, Counter())[int(step[i])] += size
-    found = [
-        Leak(place, len(steps), sum(steps.values()), sum(steps.values()) / len(steps))
-        for place, steps in kept.items()
-        if len(steps) >= 2 and len(steps) == len(born_at[place])
-    ]
-    return tuple(sorted(found, key=lambda leak: -leak.size_bytes))
-
-
-def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int, ...]]:
-    at = largest_moments(history.allocated_bytes)
-    return {
-        "time_us": tuple(snapshot.time_us[i] - snapshot.time_us[0] for i in at),
-        "allocated_bytes": tuple(history.allocated_bytes[at].tolist()),
-        **({} if history.reserved_bytes is None else {"reserved_bytes": tuple(history.reserved_bytes[at].tolist())}),
-    }
-
-
-def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
-    curves = purposes.over_time(history)[:, largest_moments(history.allocated_bytes)]
-    return {
-        name: None if name in reasons and not curve.any() else tuple(curve.tolist())
-        for name, curve in zip(PURPOSES, curves, strict=True)
-    }
+    suspects = (history.born != NOT_HERE) & (history.stack >= 0) & (purposes.of_block == OTHER)
+    rows = np.flatnonzero(suspects & (step < len(purposes.step_ends)))
+    names = [places[i] for i in rows.tolist()]
+    return leaks("place", names, step[rows], history.size_bytes[rows], history.died[rows] == NOT_HERE)
 
 
 def _reasons(

@@ -6,20 +6,21 @@ they call and lines do not add up. `backward` is the part of `inclusive` that ra
 `docs/metrics/findings.md`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import host_compute
 from stepscope.analyze.host_time import blocked_host
-from stepscope.analyze.kernels import CallCosts
+from stepscope.analyze.operators import CallCosts
 from stepscope.analyze.ownership import Line, OwnedWork, Ownership
 from stepscope.contract.run_folder import EXECUTING
 from stepscope.intervals import Intervals, covered_ns, subtract, union
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.table import EventKind
 
@@ -52,52 +53,12 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class LineCost:
-    """One line of code."""
-
-    file: str
-    line: int
-    #: see `Frame.line_to`
-    line_to: int
-    function: str
-    is_user: bool
-    own: Cost
-    inclusive: Cost
-    #: of `inclusive`: in backward passes
-    backward: Cost
-    #: `inclusive` of each rank
-    by_rank: dict[int, Cost]
-    #: the module with most of its time, None outside modules
-    module: str | None
-
-    @property
-    def owner(self) -> str:
-        """Return what `--without` takes: `train.py:42`."""
-        return f"{self.file}:{self.line}"
-
-
-@dataclass(frozen=True)
-class ModuleCost:
-    """One module of the model, with the modules inside it."""
-
-    path: str
-    own: Cost
-    inclusive: Cost
-    backward: Cost
-    by_rank: dict[int, Cost]
-
-    @property
-    def owner(self) -> str:
-        """Return what `--without` takes: `module:blocks.1.up`."""
-        return f"module:{self.path}"
-
-
-@dataclass(frozen=True)
 class CodeCosts:
-    """What lines and modules cost, the largest first."""
+    """What lines and modules cost, the largest first: `own`, `inclusive`, of that `backward`, `inclusive` `by_rank`."""
 
-    lines: tuple[LineCost, ...]
-    modules: tuple[ModuleCost, ...]
+    lines: tuple[Row, ...]
+    #: with the modules inside them
+    modules: tuple[Row, ...]
     total: Cost
     #: what has no line
     unowned: Cost
@@ -138,14 +99,27 @@ class OwnerSums(ArrayRecord):
     amount: Floats
     #: per column: whether it was recorded at all
     known: Mask
+    #: of the host's recorded time, long stretches of Python aside: what the unprofiled step has
+    host_share: float = 1.0
 
 
-def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
-    """Return what each distinct owner of a rank took per step."""
+def owner_sums(owned: Ownership, calls: CallCosts, times_ns: tuple[float, float] | None = None) -> OwnerSums:
+    """Return what each distinct owner of a rank took per step.
+
+    Given the step with and without the profiler, the host's times are of the latter: long stretches of Python stay, the
+    rest shrinks to fit.
+    """
     rank = owned.rank
     host, work, c = owned.host, rank.work, rank.collectives
     waited = covered_ns(host_waits(rank), host.start_ns, host.end_ns) * host.runs
     took = (host.end_ns - host.start_ns) * host.runs
+    rest = 1.0
+    if times_ns is not None:
+        python, steps = covered_ns(owned.long_python, host.start_ns, host.end_ns) * host.runs, max(len(rank.steps), 1)
+        plain_ns, whole_ns = python.sum() / steps, max(times_ns[0], took.sum() / steps)
+        rest = min(1.0, max(0.0, times_ns[1] - plain_ns) / max(whole_ns - plain_ns, 1.0))
+        shorter = rest * took + (min(1.0, times_ns[1] / max(plain_ns, 1.0)) - rest) * python
+        took, waited = shorter, waited * (shorter / np.maximum(took, 1.0))
     computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
     pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
     pieces.append((owned.by_work, {"device_ns": (work.end_ns - work.start_ns) * computes}))
@@ -158,7 +132,7 @@ def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     pieces.append((owned.of_rows(rows), {"memory_bytes": sizes}))
     known = np.ones(len(COLUMNS), bool)
     known[FLOPS], known[MEMORY] = bool(counted.any()), bool(len(rows))
-    return _summed(pieces, max(len(rank.steps), 1), known)
+    return replace(_summed(pieces, max(len(rank.steps), 1), known), host_share=rest)
 
 
 def host_waits(rank: Rank) -> Intervals:
@@ -213,8 +187,8 @@ def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return out
 
 
-Key = TypeVar("Key", Line, str, tuple[Line, str])
-
+# of each line or module, by rank: its own cost, the inclusive one, and of that in backward passes
+_ByKey = defaultdict[Any, Floats]
 _OWN, _INCLUSIVE, _BACKWARD = range(3)
 
 
@@ -227,22 +201,15 @@ def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCos
         return None
     known = np.any([s.known for s in sums], axis=0)
     ranks = [one.rank.rank for one in owned]
-    lines, modules = _CostsByKey[Line](ranks, known), _CostsByKey[str](ranks, known)
-    modules_of_lines = _CostsByKey[tuple[Line, str]](ranks, known)
+    lines, modules, modules_of_lines = (_ByKey(lambda: np.zeros((len(owned), 3, len(COLUMNS)))) for _ in range(3))
     for i, (one, found) in enumerate(zip(owned, sums, strict=True)):
         _add_lines(lines, modules_of_lines, i, one, found)
         _add_modules(modules, i, one, found)
     return CodeCosts(
-        lines=_line_costs(lines, modules_of_lines, owned),
+        lines=_line_costs(_largest_first(lines, ranks, known), modules_of_lines, owned),
         modules=tuple(
-            ModuleCost(
-                path=path,
-                own=modules.cost(path, _OWN),
-                inclusive=modules.cost(path, _INCLUSIVE),
-                backward=modules.cost(path, _BACKWARD),
-                by_rank=modules.by_rank(path),
-            )
-            for path in modules.largest_first()
+            Row(owner=f"module:{path}", file="", line=0, line_to=0, function="", is_user=True, module=path, **costs)
+            for path, costs in _largest_first(modules, ranks, known)
         ),
         total=_cost(np.mean([s.amount.sum(axis=0) for s in sums], axis=0), known),
         unowned=_cost(np.mean([s.amount[s.owner.stack < 0].sum(axis=0) for s in sums], axis=0), known),
@@ -251,50 +218,36 @@ def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCos
     )
 
 
+def _largest_first(amounts: _ByKey, ranks: Sequence[int], known: Mask) -> list[tuple[Any, dict[str, Any]]]:
+    found = []
+    for key, amount in amounts.items():
+        own, inclusive, backward = (_cost(part, known) for part in amount.mean(axis=0))
+        by_rank = {rank: _cost(part, known) for rank, part in zip(ranks, amount[:, _INCLUSIVE], strict=True)}
+        found.append((key, {"own": own, "inclusive": inclusive, "backward": backward, "by_rank": by_rank}))
+    return sorted(found, key=lambda one: (-one[1]["inclusive"].largest_ns, str(one[0])))
+
+
 def _line_costs(
-    lines: "_CostsByKey[Line]", modules: "_CostsByKey[tuple[Line, str]]", owned: Sequence[Ownership]
-) -> tuple[LineCost, ...]:
+    costs: Sequence[tuple[Line, dict[str, Any]]], modules: _ByKey, owned: Sequence[Ownership]
+) -> tuple[Row, ...]:
     frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
     best: dict[Line, tuple[float, str]] = {}
     times = slice(0, COLUMNS.index("exposed_ns"))
-    for (line, module), amount in modules.amounts.items():
+    for (line, module), amount in modules.items():
         best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
-    favourite = {line: module for line, (_, module) in best.items() if module}
     return tuple(
-        LineCost(
+        Row(
+            owner=f"{key[0]}:{key[1]}",  # what `--without` takes
             file=key[0],
             line=key[1],
-            line_to=frames[key].line_to,
+            line_to=frames[key].line_to,  # see `Frame.line_to`
             function=frames[key].function,
             is_user=frames[key].is_user,
-            own=lines.cost(key, _OWN),
-            inclusive=lines.cost(key, _INCLUSIVE),
-            backward=lines.cost(key, _BACKWARD),
-            by_rank=lines.by_rank(key),
-            module=favourite.get(key),
+            module=best[key][1] or None if key in best else None,  # with most of its time, None outside modules
+            **of_line,
         )
-        for key in lines.largest_first()
+        for key, of_line in costs
     )
-
-
-class _CostsByKey(Generic[Key]):
-    def __init__(self, ranks: Sequence[int], known: Mask) -> None:
-        self.amounts: dict[Key, Floats] = {}
-        self._ranks, self._known = ranks, known
-
-    def add(self, key: Key, rank: int, which: int, amount: Floats) -> None:
-        if key not in self.amounts:
-            self.amounts[key] = np.zeros((len(self._ranks), 3, len(COLUMNS)))
-        self.amounts[key][rank, which] += amount
-
-    def cost(self, key: Key, which: int) -> Cost:
-        return _cost(self.amounts[key][:, which].mean(axis=0), self._known)
-
-    def by_rank(self, key: Key) -> dict[int, Cost]:
-        return {rank: _cost(self.amounts[key][i, _INCLUSIVE], self._known) for i, rank in enumerate(self._ranks)}
-
-    def largest_first(self) -> list[Key]:
-        return sorted(self.amounts, key=lambda key: (-self.cost(key, _INCLUSIVE).largest_ns, str(key)))
 
 
 def _cost(amount: Floats, known: Mask) -> Cost:
@@ -306,32 +259,28 @@ def _cost(amount: Floats, known: Mask) -> Cost:
     )
 
 
-def _add_lines(
-    lines: _CostsByKey[Line], modules: _CostsByKey[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
-) -> None:
+def _add_lines(lines: _ByKey, modules: _ByKey, rank: int, owned: Ownership, sums: OwnerSums) -> None:
     place, users, sets = [(f.file, f.line) for f in owned.frames], owned.stacks.innermost_user, owned.stacks.lines
     innermost = np.where(users >= 0, users, owned.stacks.innermost).tolist()
     for stack, _, module, _, amount in _rows(sums):
         if innermost[stack] >= 0:
             own = place[innermost[stack]]
-            lines.add(own, rank, _OWN, amount)
+            lines[own][rank, _OWN] += amount
             if module >= 0 and owned.modules[module]:
-                modules.add((own, owned.modules[module]), rank, _OWN, amount)
+                modules[own, owned.modules[module]][rank, _OWN] += amount
     for n, rows in sets.things(sums.owner.stack, sums.owner.caller):
-        lines.add(sets.lines[n], rank, _INCLUSIVE, sums.amount[rows].sum(axis=0))
-        lines.add(sets.lines[n], rank, _BACKWARD, sums.amount[rows[sums.owner.backward[rows]]].sum(axis=0))
+        lines[sets.lines[n]][rank, _INCLUSIVE] += sums.amount[rows].sum(axis=0)
+        lines[sets.lines[n]][rank, _BACKWARD] += sums.amount[rows[sums.owner.backward[rows]]].sum(axis=0)
 
 
-def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
+def _add_modules(modules: _ByKey, rank: int, owned: Ownership, sums: OwnerSums) -> None:
     for _, _, module, backward, amount in _rows(sums):
-        if module < 0 or not owned.modules[module]:
-            continue
-        modules.add(owned.modules[module], rank, _OWN, amount)
-        path = owned.modules[module]
+        path = owned.modules[module] if module >= 0 else ""
+        if path:
+            modules[path][rank, _OWN] += amount
         while path:
-            modules.add(path, rank, _INCLUSIVE, amount)
-            if backward:
-                modules.add(path, rank, _BACKWARD, amount)
+            modules[path][rank, _INCLUSIVE] += amount
+            modules[path][rank, _BACKWARD] += amount * backward
             path = path.rpartition(".")[0]
 
 
@@ -358,39 +307,12 @@ _HOST, _BLOCKED, _DEVICE, _COMM, _EXPOSED = range(5)
 OTHERS = "others"
 
 
-@dataclass(frozen=True)
-class CodeNode:
-    """One line or module with all that it contains, ns per step."""
+def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> Row:
+    """Return the trees over lines and over modules of these ranks, the mean over them, in ns per step.
 
-    #: `train.py:42`, `layers.3`; OTHERS for small ones together; empty at the root
-    name: str
-    #: what to show: the function of a line, the last part of a module's path
-    label: str
-    #: with waiting
-    host_ns: float
-    #: with communication
-    device_ns: float
-    comm_ns: float
-    exposed_ns: float
-    #: of `host_ns`
-    backward_host_ns: float
-    backward_device_ns: float
-    children: tuple["CodeNode", ...]
-
-    def __len__(self) -> int:
-        return 1 + sum(map(len, self.children))
-
-
-@dataclass(frozen=True)
-class CodeTrees:
-    """What a run took by line and by module."""
-
-    lines: CodeNode
-    modules: CodeNode
-
-
-def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTrees:
-    """Return the trees over lines and over modules of these ranks, the mean over them."""
+    A node has the `name` of a line or module (OTHERS for small ones together; empty at the root), the `label` to show
+    (the function of a line, the last part of a module's path), its times and its `children`.
+    """
     lines, modules = _GrowingNode(), _GrowingNode()
     for one, found in zip(owned, sums, strict=True):
         stacks = _line_paths(one)
@@ -401,7 +323,7 @@ def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTre
             part = amount / len(owned)
             lines.add(stacks[stack] if stack >= 0 else (), part, backward)
             modules.add(paths[module] if module >= 0 else (), part, backward)
-    return CodeTrees(_bounded(lines), _bounded(modules))
+    return Row(lines=_bounded(lines), modules=_bounded(modules))
 
 
 def code_stacks(
@@ -471,7 +393,7 @@ class _GrowingNode(ArrayRecord):
         return float(max(self.inside[_HOST] + self.inside[_BLOCKED], self.inside[_DEVICE] + self.inside[_COMM]))
 
 
-def _bounded(root: _GrowingNode) -> CodeNode:
+def _bounded(root: _GrowingNode) -> Row:
     largest = sorted(_weights(root), reverse=True)[MAX_NODES // 2 :]
     return _node("", root, largest[0] if largest else 0.0)
 
@@ -482,21 +404,22 @@ def _weights(node: _GrowingNode) -> Iterable[float]:
         yield from _weights(child)
 
 
-def _node(name: str, grown: _GrowingNode, least: float) -> CodeNode:
+def _node(name: str, grown: _GrowingNode, least: float) -> Row:
     shown = {k: c for k, c in grown.children.items() if c.weight > least or not least}
     rest = [c for k, c in grown.children.items() if k not in shown]
     children = [_node(k, c, least) for k, c in sorted(shown.items(), key=lambda kc: (-kc[1].weight, kc[0]))]
     if rest and any(c.weight for c in rest):
-        inside, backward = sum(c.inside for c in rest), sum(c.backward for c in rest)
-        children.append(_node(OTHERS, _GrowingNode(f"{len(rest)} others", inside, backward), least))  # type: ignore[arg-type]
-    return CodeNode(
+        sums = sum(c.inside for c in rest), sum(c.backward for c in rest)
+        children.append(_node(OTHERS, _GrowingNode(f"{len(rest)} others", *sums), least))  # type: ignore[arg-type]
+    inside, backward = grown.inside.tolist(), grown.backward.tolist()
+    return Row(
         name=name,
         label=grown.label,
-        host_ns=float(grown.inside[_HOST] + grown.inside[_BLOCKED]),
-        device_ns=float(grown.inside[_DEVICE] + grown.inside[_COMM]),
-        comm_ns=float(grown.inside[_COMM]),
-        exposed_ns=float(grown.inside[_EXPOSED]),
-        backward_host_ns=float(grown.backward[_HOST] + grown.backward[_BLOCKED]),
-        backward_device_ns=float(grown.backward[_DEVICE] + grown.backward[_COMM]),
-        children=tuple(children),
+        host_ns=inside[_HOST] + inside[_BLOCKED],  # with waiting
+        device_ns=inside[_DEVICE] + inside[_COMM],  # with communication
+        comm_ns=inside[_COMM],
+        exposed_ns=inside[_EXPOSED],
+        backward_host_ns=backward[_HOST] + backward[_BLOCKED],  # of `host_ns`
+        backward_device_ns=backward[_DEVICE] + backward[_COMM],
+        children=children,
     )

@@ -14,20 +14,22 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_time import data_loading, stalling
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.ownership import Line, LineSets, Mask, Ownership
 from stepscope.analyze.phases import loop_in, marks_of
 from stepscope.contract.run_folder import HOOK
 from stepscope.contract.step_line import EVALUATE, Region
-from stepscope.intervals import covered_ns, subtract, union_of
+from stepscope.intervals import Intervals, covered_ns, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import Frame, SourceText
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s, by_string
 
 _OPTIMIZER_FILES = ("torch/optim/", "torch/amp/grad_scaler")
 _NEVER = np.iinfo(np.int64).max
+# what a backward runs for a parameter, but not `autograd.grad`
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +59,10 @@ class LineWork(ArrayRecord):
     calls: _StepCalls
     #: autograd ran something back through what it did, or it called backward
     has_backward: bool
+    #: autograd ran something back through a function `forward` that it called, or is in
+    runs_model: bool
+    #: it called a backward that leaves gradients in parameters
+    leaves_gradients: bool
     optimizes: bool
     #: copies from the device to the host
     to_host: int
@@ -106,6 +112,11 @@ class LineWork(ArrayRecord):
     def apart(self) -> bool:
         """Return whether nothing it did reaches gradients, parameters or the device's inputs by what was recorded."""
         return not (self.has_backward or self.optimizes or self.to_device)
+
+    @property
+    def in_modules(self) -> bool:
+        """Return whether all operators that it called ran in modules."""
+        return bool((self.calls.owned.by_call.module[self.calls.row[self._mine]] >= 0).all())
 
     @property
     def in_place(self) -> int:
@@ -208,9 +219,12 @@ def _lines(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32], optimi
     calls = _step_calls(owned, sets, step)
     by, work, c = owned.by_call, owned.rank.work, owned.rank.collectives
     back = by.backward & (step >= 0)
+    forward = owned.stacks.holding(np.array([f.function == "forward" for f in owned.frames], bool))
+    leaves = back & by_string(owned.rank.trace, owned.calls.name, lambda name: name == _LEAF).astype(bool)
     launched = work.step >= 0
     took = (work.end_ns - work.start_ns) * (launched & (work.kind != EventKind.COMM_KERNEL))
     way = by_string(owned.rank.trace, work.name, _direction)
+    called = np.where(owned.by_work.caller != owned.by_work.stack, owned.by_work.caller, -1)
 
     def counted(stack: npt.NDArray[np.integer], amount: npt.NDArray[np.integer] | Mask) -> list[int]:
         by_stack = np.zeros(len(owned.stacks) + 1, np.int64)
@@ -221,11 +235,13 @@ def _lines(owned: Ownership, sets: LineSets, step: npt.NDArray[np.int32], optimi
     has_backward = zip(counted(by.stack, back), counted(by.caller, back), strict=True)
     columns = (
         [bool(own or called) for own, called in has_backward],
+        [n > 0 for n in counted(by.stack, back & forward[by.stack])],
+        [n > 0 for n in counted(by.caller, leaves if leaves.any() else back)],
         [n > 0 for n in sets.sums(optimizer[:-1].astype(np.int64)).tolist()],
         counted(owned.by_work.stack, launched & (way == 1)),
         counted(owned.by_work.stack, launched & (way == 2)),
         counted(owned.by_collective.stack, c.step >= 0),
-        counted(owned.by_work.stack, took),
+        np.add(counted(owned.by_work.stack, took), counted(called, took)).tolist(),
         counted(owned.by_work.stack, launched & (work.kind == EventKind.KERNEL)),
         [n > 0 for n in counted(by.stack[calls.row], calls.is_top)],
     )
@@ -262,41 +278,30 @@ def _latest(when: Int64s, step: npt.NDArray[np.int32], count: int) -> Int64s:
     return out
 
 
-# Non-training work of the training loop in every step.
+# Lines of the training loop outside its passes, in every step.
 #
-# A step trains by forward, loss, backward, the optimizer and the loader. Host time in other lines of the user's code is
-# non-training work: copies of the weights, statistics, logs, files, waiting.
+# A step trains by calls of the model, backward, the optimizer and the loader. A line is outside of them where
+#     it is no call of the model         autograd ran nothing back through trained modules in it
+#     it is no other pass                no backward that leaves gradients, no collective, no step of the optimizer,
+#                                        clipping or zeroing, no loader of torch's; at most half of its time is in
+#                                        ranges of optimizer, backward or loader
+#     it is not inside the model         or it works on the host there, or copies: below a function `forward`, with all
+#                                        its operators in modules
+#     the model is known                 autograd's nodes have a line of forward; else only lines without an operator
 #
-# A line is non-training work where
-#     it has no backward                 autograd ran no node for it, and it did not call backward
-#     it moved nothing                   no collective, no step of the optimizer or clipping, no loader of torch's
-#     it is in no pass                   at most half of its time inside ranges of optimizer, backward or loader
-#     it ran no part of a model          no module, or it is a hook of one, or none that is trained and only after the
-#                                        step's last backward
-#     it changed nothing beforehand      an arithmetic operator in place only once backward and optimizer have run, and
-#                                        not to zero tensors alone, which is `zero_grad` by hand
-#     the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
-#                                        lines without an operator (an update by hand resembles any other work)
+# Training may need what it makes (`may_train`) where it has a backward or runs modules, and where it changes tensors in
+# place or no optimizer was seen (`changes`: weights updated by hand).
 #
-# Where a device computes, lines that bring results to the host, run modules or change tensors one by one are of other
-# kinds. What a line above forward copies to the device is input: preparing it can move to another thread.
-#
-# Lines inside `forward` without a gradient (masks, routing, frozen networks) may decide the loss: not judged.
-#
-# A hook of gradients is judged too: a line that ran only inside autograd's nodes, below the line that called backward,
+# A hook of gradients is such a line too: it ran only inside autograd's nodes, below the line that called backward,
 # in a function that is not the `backward` of a Function, neither communicates nor steps an optimizer, and changed
 # nothing in place. Its return value may have replaced the gradient: that is not recorded, and the finding says so.
 
 Floats = npt.NDArray[np.float64]
-_PASSES = (Region.BACKWARD, Region.OPTIMIZER, Region.DATA)
 # what is called there is a pass of the step, or prepares one
 _TRAINING_FILES = (
     "torch/optim/",
-    "torch/amp/",
+    "torch/amp/grad_scaler",
     "torch/nn/utils/clip_grad",
-    "torch/nn/parallel/",
-    "torch/distributed/",
-    "torch/autograd/",
     "torch/utils/data/",
 )
 _MOSTLY = 0.5
@@ -309,7 +314,7 @@ _CHANGES = frozenset(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoopLine(ArrayRecord):
-    """A line of non-training work, on one rank."""
+    """A line outside the passes, on one rank."""
 
     line: Line
     #: that the line is in
@@ -322,9 +327,10 @@ class LoopLine(ArrayRecord):
     began_ns: Int64s
     #: it is above the line of its function that runs forward: it may prepare the input
     before_forward: bool
-    in_place: bool
-    #: it copies to the device: what it makes is input
-    to_device: bool
+    #: it changes tensors in place, or no optimizer was seen and it may update weights
+    changes: bool
+    #: see above
+    may_train: bool
     #: it is in a hook that backward calls
     of_gradients: bool
     #: the share of its time that each line has which it calls, the outermost first
@@ -348,33 +354,33 @@ class LoopLine(ArrayRecord):
 
 @once_per_record
 def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
-    """Return the outermost lines of a rank with non-training work."""
+    """Return the outermost lines of a rank outside the passes."""
     rank, owned = known.owned.rank, known.owned
     if rank.device_unseen or not len(rank.steps):
         return {}
-    times, all_known = _LineTimes(known), _passes_are_known(known)
+    times, all_known = _LineTimes(known), _model_is_known(known)
     hooks = _gradient_hooks(known) if all_known else {}
-    beside = {
+    outside = {
         line: work
         for line, work in known.lines.items()
-        if (all_known or not work.has_calls)
-        and _is_beside(known, work, times)
-        and (not rank.has_device or _has_no_other_kind(known, work))
+        if (all_known or not work.has_calls) and _is_outside(known, work, times)
     }
-    chosen = beside | hooks
+    chosen = outside | hooks
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
+    in_hook = _code_in_stacks(known)[2]
+    took = {line: times.whole if line in hooks or work.has_backward else times.free for line, work in chosen.items()}
     return {
         line: LoopLine(
             line,
             names[line],
-            (times.whole if line in hooks else times.free)[chosen[line].number],
+            took[line][chosen[line].number],
             chosen[line].device_ns / len(rank.steps),
-            times.began_ns(chosen[line].stacks),
+            times.began_ns(chosen[line].stacks, in_backward=line in hooks),
             before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
-            in_place=_changes(chosen[line]) > 0,
-            to_device=chosen[line].to_device > 0,
+            changes=_changes(chosen[line]) > 0 or (chosen[line].has_calls and not _optimizer_is_known(known)),
+            may_train=bool(chosen[line].has_backward or (chosen[line].modules and not in_hook[chosen[line].number])),
             of_gradients=line in hooks,
-            inside=_shares_inside(known, line, times.whole if line in hooks else times.free),
+            inside=_shares_inside(known, line, took[line]),
         )
         for line in known.outermost(chosen)
     }
@@ -388,6 +394,7 @@ def follows_a_pass(known: RankLines, line: LoopLine) -> bool:
         (work.first_ns[step] < began_ns).all()
         for work in known.lines.values()
         if not work.has_backward and not work.optimizes and work.modules & known.trained
+        if not _in_forward(known)[work.number]
     )
 
 
@@ -472,23 +479,32 @@ class _LineTimes:
         step = rank.steps.of(host.start_ns)
         mine = np.flatnonzero(host.runs & (step >= 0) & (host.owner.stack >= 0))
         start, end = host.start_ns[mine], host.end_ns[mine]
-        self._stack, self._start = host.owner.stack[mine], start
+        self._owner, self._start = host.owner.at(mine), start
         own = (end - start - covered_ns(host_waits(rank), start, end)).astype(float)
-        free = np.maximum(own - covered_ns(loop_in(rank, *_PASSES), start, end), 0.0)
-        cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
+        free = np.maximum(own - covered_ns(_passes(rank), start, end), 0.0)
+        shape = (len(owned.stacks), num_steps)
 
-        def summed(ns: Floats) -> Floats:
-            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).astype(float).reshape(shape)
+        def summed(ns: Floats, stack: npt.NDArray[np.int32]) -> Floats:
+            cell = stack.astype(np.int64) * num_steps + step[mine]
+            by_cell = np.bincount(cell[stack >= 0], ns[stack >= 0], minlength=shape[0] * shape[1])
+            return known.sets.sums(by_cell.astype(float).reshape(shape))
 
-        sets = known.sets
-        self.whole, self.free = sets.sums(summed(own)), sets.sums(summed(free))
-        self.in_module = sets.sums(summed(free * (host.owner.module[mine] >= 0)))
-        # by stack
-        self.first_ns = np.full(shape, _NEVER, np.int64)
-        np.minimum.at(self.first_ns.reshape(-1), cell, start)
+        self.free = summed(free, self._owner.stack)
+        # with what it called of autograd
+        called = np.where(self._owner.caller != self._owner.stack, self._owner.caller, -1)
+        self.whole = summed(own, self._owner.stack) + summed(own, called)
 
-    def began_ns(self, stacks: Int64s) -> Int64s:
-        return self._start[np.isin(self._stack, stacks)]
+    def began_ns(self, stacks: Int64s, *, in_backward: bool) -> Int64s:
+        mine = np.isin(self._owner.stack, stacks) & (in_backward | ~self._owner.backward)
+        return self._start[mine]
+
+
+def _passes(rank: Rank) -> Intervals:
+    """Return when a rank's loop was in backward, the loader or the optimizer, but for one that calls the others."""
+    backward, optimizer = loop_in(rank, Region.BACKWARD), loop_in(rank, Region.OPTIMIZER)
+    steps = covered_ns(backward, optimizer.start, optimizer.end) == 0
+    steps_only = Intervals(optimizer.start[steps], optimizer.end[steps])
+    return union_of(backward, loop_in(rank, Region.DATA), steps_only)
 
 
 def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, float]:
@@ -505,77 +521,71 @@ def _levels(known: RankLines) -> Int64s:
     return known.owned.stacks.levels_of_lines(known.sets, np.ones(len(known.owned.stacks) + 1, bool), named)
 
 
-def _passes_are_known(known: RankLines) -> bool:
-    """Return whether some work of backward has its forward line (where steps begin with backward none has), and an
-    optimizer ran.
-    """
+def _model_is_known(known: RankLines) -> bool:
+    """Return whether some work of backward has its forward line; where steps begin with backward none has."""
     by = known.owned.by_call
-    linked = bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+    return bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+
+
+def _optimizer_is_known(known: RankLines) -> bool:
     steps = len(marks_of(known.owned.rank).rows_of(Region.OPTIMIZER))
-    return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
+    return bool(steps or (known.optimizer_ns < _NEVER).any())
 
 
-def _is_beside(known: RankLines, work: LineWork, times: _LineTimes) -> bool:
-    torch_trains, _, in_hook = _code_in_stacks(known)
-    if work.has_backward or work.optimizes or work.collectives or torch_trains[work.number]:
-        return False
-    if _optimizer_calls(known)[work.number]:
+def is_pass(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line calls the model with gradients, backward, the optimizer, the loader or other ranks."""
+    trains = work.runs_model or not known.trained or not work.modules.isdisjoint(known.trained)
+    calls_model = work.has_backward and trains
+    moves = work.leaves_gradients or work.optimizes or work.collectives
+    return bool(calls_model or moves or _code_in_stacks(known)[0][work.number] or _optimizer_calls(known)[work.number])
+
+
+def _is_outside(known: RankLines, work: LineWork, times: "_LineTimes") -> bool:
+    if is_pass(known, work) or _only_zeroes(work):
         return False
     whole, free = float(times.whole[work.number].sum()), float(times.free[work.number].sum())
-    if free <= 0 or free < _MOSTLY * whole or _only_zeroes(work):
+    if not work.has_backward and (free <= 0 or free < _MOSTLY * whole):
         return False
-    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
-    after = bool((times.first_ns[work.stacks].min(axis=0) > began).all())
-    if float(times.in_module[work.number].sum()) >= _MOSTLY * free and not in_hook[work.number]:
-        return after and work.modules.isdisjoint(known.trained)
-    return after or not _changes(work)
+    computes = work.kernels if known.owned.rank.has_device else work.has_calls
+    return not (_in_forward(known)[work.number] and work.in_modules and computes) or bool(work.to_host + work.to_device)
 
 
-def _has_no_other_kind(known: RankLines, work: LineWork) -> bool:
-    """Return whether, on a device, no other kind of line matches: it neither brings results to the host nor changes
-    tensors in place. Above forward it is input, which only the host's part of can move elsewhere.
-    """
-    if work.to_host or _changes(work):
-        return False
-    if _stands_before_forward(known, work):
-        return not work.kernels and not work.modules
-    return not work.to_device and (not work.modules or bool(_code_in_stacks(known)[2][work.number]))
+@once_per_record
+def _in_forward(known: RankLines) -> Mask:
+    """Return for each line whether it always runs below a function `forward`, or in one, and in no hook."""
+    frames, of_frame = known.owned.frames, known.sets.of_frame
+    inside = np.ones(len(known.sets), bool)
+
+    def walk(above: bool, f: int) -> bool:
+        below = frames[f].function == "forward" or (above and not frames[f].function.endswith(HOOK))
+        inside[of_frame[f]] &= below
+        return below
+
+    known.owned.stacks.folded(False, walk)
+    return inside
 
 
 def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
     return bool(_before_forward(known)[work.stacks[0]])
 
 
-def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
-    """Return whether a line, or one that calls it, is below the line of its function that steps the optimizer.
-
-    A step that ends with its optimizer begins with what follows it: then only the source shows the order.
-    """
-    return bool(_after_optimizer(known)[work.stacks[0]])
-
-
 @once_per_record
 def _before_forward(known: RankLines) -> list[bool | None]:
-    return _outermost_verdicts(known, {line for line, work in known.lines.items() if work.has_backward}, below=False)
-
-
-@once_per_record
-def _after_optimizer(known: RankLines) -> list[bool | None]:
-    return _outermost_verdicts(known, {line for line, work in known.lines.items() if work.optimizes}, below=True)
-
-
-def _outermost_verdicts(known: RankLines, lines: set[Line], *, below: bool) -> list[bool | None]:
-    """Return for each stack whether its outermost frame in a function with any of these lines, in none of them, is
-    below all of them in the source (or above); None where it has no such frame.
+    """Return for each stack whether its outermost frame in a function with lines that have a backward, in none of them,
+    is above all of them in the source; None where it has no such frame.
     """
-    limits: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for f in known.owned.frames:
-        if (f.file, f.line) in lines:
-            limits[f.file, f.function].append(f.line)
-    verdict: list[bool | None] = []
-    for f in known.owned.frames:
-        found = limits.get((f.file, f.function)) if f.is_user and (f.file, f.line) not in lines else None
-        verdict.append(None if found is None else f.line > max(found) if below else f.line < min(found))
+    limits: dict[tuple[str, str], int] = {}
+    frames = [f for f in known.owned.frames if f.is_user]
+    trains = {line for line, work in known.lines.items() if work.has_backward}
+    for f in frames:
+        if (f.file, f.line) in trains:
+            limits[f.file, f.function] = min(f.line, limits.get((f.file, f.function), f.line))
+    verdict = [
+        f.line < limits[f.file, f.function]
+        if f.is_user and (f.file, f.function) in limits and (f.file, f.line) not in trains
+        else None
+        for f in known.owned.frames
+    ]
     return known.owned.stacks.folded(None, lambda above, f: verdict[f] if above is None else above)
 
 
@@ -623,35 +633,6 @@ def _take_turns(one: LoopLine, other: LoopLine) -> bool:
     return int((is_other[1:] != is_other[:-1]).sum()) >= 4 * max(len(one.ns), 1)
 
 
-# Lines in which the host of a CPU rank stalls in most steps.
-#
-# Where other programs run on the same cores, the training thread is stopped anywhere: a stall here in one step and
-# there in another, mostly between the operators of the passes, which take most of the step. The job's own stalls recur
-# in the same line: the median over steps of each line's stalls, without those inside passes that the line itself calls.
-
-
-@once_per_record
-def steady_stalls(known: RankLines) -> dict[Line, float]:
-    """Return what the host stalls in the median step by the user's innermost line, in ns; where it does."""
-    owned, rank = known.owned, known.owned.rank
-    if not len(rank.steps):
-        return {}
-    stalls = subtract(stalling(rank), union_of(host_waits(rank), data_loading(rank)))
-    host = owned.host
-    step = rank.steps.of(host.start_ns)
-    anywhere = covered_ns(stalls, host.start_ns, host.end_ns) * host.runs
-    passes = loop_in(rank, Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER)
-    outside = covered_ns(subtract(stalls, passes), host.start_ns, host.end_ns) * host.runs
-    by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
-    for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
-        line = owned.stacks.user_line(host.owner.stack[row])
-        if line is not None:
-            trains = known.lines[line].has_backward or known.lines[line].optimizes
-            by_line[line][step[row]] += (outside if trains else anywhere)[row]
-    typical = {line: float(np.median(ns)) for line, ns in by_line.items()}
-    return {line: ns for line, ns in typical.items() if ns > 0}
-
-
 # Does the result of a line of the training loop flow into training, by its source text?
 #
 # Within the function that holds the line, names that its statement assigns are followed through later statements,
@@ -680,6 +661,26 @@ def feeds_training(source: SourceText, known: RankLines, line: Line) -> bool | N
         return None
     trains = {at for (name, at), work in known.lines.items() if name == file and (work.has_backward or work.optimizes)}
     return _flows(function, number, trains)
+
+
+def uses_results(source: SourceText, known: RankLines, line: Line) -> bool:
+    """Return whether a line works with what a trained module returned, as far as its function's source shows: nothing
+    can prepare that ahead of the model.
+    """
+    file, number = line
+    lines = source.lines(file)
+    tree = _parsed("\n".join(lines)) if lines is not None else None
+    function = _function_at(tree, number) if tree is not None else None
+    statements = list(_statements(function)) if function is not None else []
+    runs = {at for (name, at), work in known.lines.items() if name == file and work.modules & known.trained} - {number}
+    results = set[str]()
+    for statement, parts in statements * 2:  # around the loop once more
+        used = any(_uses(part) & results for part in parts)
+        if used and _covers(parts, number):
+            return True
+        if used or any(_covers(parts, at) for at in runs):
+            results |= _assigned(statement)
+    return False
 
 
 def skipped_line(source: SourceText, line: Line, seen: set[int]) -> int | None:

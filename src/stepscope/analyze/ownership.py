@@ -23,7 +23,8 @@ from stepscope.analyze.phases import Marks
 from stepscope.errors import UsageError
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.rank import Rank, Rows
+from stepscope.run.device_work import Rows
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import Frame
 from stepscope.stats.robust import distinct
 from stepscope.trace.table import EventKind, Int64s
@@ -466,9 +467,12 @@ class Ownership(ArrayRecord):
         return out
 
     def running(self, chosen: Mask) -> Intervals:
-        """Return when the host worked for chosen spans of `host`."""
-        keep = chosen & self.host.runs
-        return union(self.host.start_ns[keep], self.host.end_ns[keep])
+        """Return when the host worked for chosen spans, autograd's engine between two nodes for the first of them."""
+        host, keep = self.host, chosen & self.host.runs
+        following = np.append(host.start_ns[1:], 0)
+        back, thread = np.append(host.owner.backward, False), np.append(host.thread, NOBODY)
+        engine = back[:-1] & back[1:] & (thread[:-1] == thread[1:]) & (following - host.end_ns < _MIN_PYTHON_NS)
+        return union(host.start_ns[keep], np.where(engine, following, host.end_ns)[keep])
 
     def holding(self, frames: Sequence[int]) -> Mask:
         """Return which stacks have any of these frames, with a last entry for unowned work."""

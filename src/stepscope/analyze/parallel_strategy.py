@@ -24,13 +24,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.collective_costs import launched_in_steps, num_steps
+from stepscope.analyze.collective_costs import RankAccount, launched_in_steps, num_steps
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes, trains
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
+from stepscope.run.collectives import UNKNOWN_GROUP, Collectives, Group, header_groups
 from stepscope.run.load import Run
-from stepscope.run.rank import UNKNOWN_GROUP, Collectives, Group, Rank, header_groups
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind, Int64s
 
@@ -375,36 +377,6 @@ _POINT_TO_POINT = ("pp", "cp")
 _FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-zero2"))
 
 
-@dataclass(frozen=True)
-class Use:
-    """One kind of operation in one phase, per rank and step (mean over the ranks that take part)."""
-
-    op: str
-    phase: str
-    count: float
-    size_bytes: float | None
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One way in which the job is parallel, and the process groups that serve it."""
-
-    #: as in `group_roles.Role`
-    kind: str
-    #: ranks per group, None where unknown
-    size: int | None
-    #: stated, pattern or guess
-    sure: str
-    why: str
-    #: what else the traffic fits
-    instead: tuple[str, ...]
-    #: what the job calls the group
-    group: str
-    #: the ranks of each such group that the recorded ranks list
-    members: tuple[tuple[int, ...], ...]
-    uses: tuple[Use, ...]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Strategy(ArrayRecord):
     """How the job is parallel."""
@@ -413,9 +385,9 @@ class Strategy(ArrayRecord):
     name: str
     #: of the least certain dimension; None without any
     sure: str | None
-    dimensions: tuple[Dimension, ...]
+    dimensions: tuple[Row, ...]
     #: traffic that defines no strategy: small exchanges and what fits none
-    other: tuple[Dimension, ...]
+    other: tuple[Row, ...]
     notes: tuple[str, ...]
     #: per rank, by kind: rows of its Collectives, by start
     rows: tuple[dict[str, Int64s], ...]
@@ -432,6 +404,16 @@ class Strategy(ArrayRecord):
         """Return the collectives of these kinds on one rank, by start."""
         found = [self.rows[index][kind] for kind in kinds if kind in self.rows[index]]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+def taking_part(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], *kinds: str
+) -> Iterator[tuple[int, Rank, RankAccount, Int64s]]:
+    """Yield index, rank, account and collectives of each rank that ran any of these kinds."""
+    for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
+        rows = strategy.rows_of(index, *kinds)
+        if account is not None and len(rows):
+            yield index, rank, account, rows
 
 
 def strategy_of(run: Run) -> Strategy:
@@ -509,7 +491,7 @@ def _weight(role: Role, family: tuple[str, ...]) -> tuple[int, int]:
     return surest, family.index(role.kind)
 
 
-def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Dimension]:
+def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Row]:
     parts: dict[tuple[str, str, int | None], list[_Part]] = {}
     for index, roles in enumerate(by_rank):
         for group, role in roles:
@@ -520,8 +502,18 @@ def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -
     for (kind, desc, size), listed in parts.items():
         surest = min((role for _, _, role in listed), key=lambda r: _SURENESS.index(r.sure))
         members = {group.ranks for _, group, _ in listed if group.ranks is not None}
-        told = (surest.sure, surest.why, surest.instead)
-        dimensions.append(Dimension(kind, size, *told, desc, tuple(sorted(members)), _uses(run, listed, phases)))
+        dimensions.append(
+            Row(
+                kind=kind,
+                size=size,  # ranks per group, None where unknown
+                sure=surest.sure,
+                why=surest.why,
+                instead=surest.instead,
+                group=desc,  # what the job calls it
+                members=sorted(members),  # the ranks of each such group that the recorded ranks list
+                uses=_uses(run, listed, phases),
+            )
+        )
     return dimensions
 
 
@@ -536,7 +528,8 @@ def _likely_group(rank: Rank, group: Group, role: Role) -> Group:
     return fitting[0] if len(fitting) == 1 else group
 
 
-def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> tuple[Use, ...]:
+def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> list[Row]:
+    """Return each operation by phase, per rank and step: the mean over the ranks that take part."""
     counts: dict[tuple[int, int], float] = {}
     sizes: dict[tuple[int, int], float] = {}
     for index, _, role in listed:
@@ -547,25 +540,26 @@ def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> tuple[Use,
             counts[key] = counts.get(key, 0.0) + int(which.sum()) / steps
             known = size[which] if (size[which] >= 0).all() else np.array([np.nan])
             sizes[key] = sizes.get(key, 0.0) + float(known.sum()) / steps
-    return tuple(
-        Use(OPS[op], Phase(phase).name.lower(), n, None if np.isnan(sizes[op, phase]) else sizes[op, phase])
-        for (op, phase), n in sorted(counts.items())
-    )
+    known = {key: None if np.isnan(size) else size for key, size in sizes.items()}
+    return [
+        Row(op=OPS[key[0]], phase=Phase(key[1]).name.lower(), count=n, size_bytes=known[key])
+        for key, n in sorted(counts.items())
+    ]
 
 
-def _least_sure(dimensions: Sequence[Dimension]) -> str | None:
+def _least_sure(dimensions: Sequence[Row]) -> str | None:
     best: dict[str, int] = {}
     for d in dimensions:
         best[d.kind] = min(best.get(d.kind, len(_SURENESS)), _SURENESS.index(d.sure))
     return _SURENESS[max(best.values())] if best else None
 
 
-def _name(dimensions: Sequence[Dimension], fsdp_version: int) -> str:
+def _name(dimensions: Sequence[Row], fsdp_version: int) -> str:
     parts = [_part(d, fsdp_version, sharded=any(x.kind.startswith("fsdp") for x in dimensions)) for d in dimensions]
     return " x ".join(dict.fromkeys(parts))
 
 
-def _part(d: Dimension, fsdp_version: int, *, sharded: bool) -> str:
+def _part(d: Row, fsdp_version: int, *, sharded: bool) -> str:
     if d.kind.startswith("fsdp"):
         return d.kind.replace("fsdp", f"fsdp{fsdp_version}") if fsdp_version else d.kind
     if d.kind == "ddp":
@@ -573,7 +567,7 @@ def _part(d: Dimension, fsdp_version: int, *, sharded: bool) -> str:
     return d.kind if d.kind.startswith(("zero", "local")) else f"{d.kind}{d.size or ''}"
 
 
-def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
+def _notes(run: Run, name: str, main: Sequence[Row]) -> tuple[str, ...]:
     lines = [
         f"{d.kind} on group {d.group} is a {d.sure}: {d.why}; it could also be {' or '.join(d.instead)}"
         for d in main

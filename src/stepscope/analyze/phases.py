@@ -18,9 +18,11 @@ import numpy.typing as npt
 from stepscope.analyze.host_time import HostCalls, Mask, host_calls, records_operators, spans
 from stepscope.contract.step_line import EVALUATE, OLD_NODE, Region, named_region, prepares_input
 from stepscope.intervals import EMPTY, Intervals, union_of
-from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.records import ArrayRecord, Row, dataclass, once_per_record
+from stepscope.run.device_work import Rows, enclosing, lookup
 from stepscope.run.load import Run
-from stepscope.run.rank import DECODE, MIXED, PREFILL, SERVING, Rank, Rows, ServingStep, enclosing, lookup, serving_step
+from stepscope.run.rank import Rank
+from stepscope.run.steps import DECODE, MIXED, PREFILL, SERVING, ServingStep, serving_step
 from stepscope.stats.robust import among, distinct, distinct_places, median, recurring_long
 from stepscope.trace.scanner.scanner import call_stack_parents
 from stepscope.trace.table import EventKind, Int64s, Kinds, Trace, by_string, of_kinds, rows_named
@@ -639,33 +641,7 @@ def _host_ends(rank: Rank) -> Int64s:
 # Steps of a serving engine.
 
 
-@dataclass(frozen=True)
-class ServedSteps:
-    """All steps of one kind on the analysed rank. None: not in the ranges."""
-
-    #: prefill, decode or mixed
-    kind: str
-    steps: int
-    #: median period
-    step_ns: int
-    requests_per_step: float | None
-    tokens_per_step: float | None
-    tokens_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What the engine served in the recorded steps."""
-
-    rank: int
-    kinds: tuple[ServedSteps, ...]
-    #: prompt and generated tokens together
-    tokens_per_s: float | None
-    #: tokens of decode alone
-    generated_per_s: float | None
-
-
-def serving_of(run: Run) -> Serving | None:
+def serving_of(run: Run) -> Row | None:
     """Return what a serving engine did on the first rank with its ranges, None for any other job."""
     for rank in run.ranks:
         if rank.steps.told_by == SERVING:
@@ -674,7 +650,7 @@ def serving_of(run: Run) -> Serving | None:
     return None
 
 
-def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
+def _serving(rank: Rank, periods: StepPeriods) -> Row | None:
     named = _named_steps(rank)
     in_steps = periods.step != NO_STEP
     starts = rank.steps.start_ns[periods.step[in_steps]].tolist()
@@ -684,7 +660,7 @@ def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
         return None
     kinds = [_of_kind(kind, [s for s in steps if s[0].kind == kind]) for kind in (PREFILL, DECODE, MIXED)]
     total_ns = sum(dur for _, dur in steps)
-    return Serving(
+    return Row(
         rank=rank.rank,
         kinds=tuple(kind for kind in kinds if kind is not None),
         tokens_per_s=_rate([step.tokens for step, _ in steps], total_ns),
@@ -703,12 +679,12 @@ def _named_steps(rank: Rank) -> dict[int, ServingStep]:
     return named
 
 
-def _of_kind(kind: str, steps: list[tuple[ServingStep, int]]) -> ServedSteps | None:
+def _of_kind(kind: str, steps: list[tuple[ServingStep, int]]) -> Row | None:
     if not steps:
         return None
     requests = [_sum(step.prefill_requests, step.decode_requests) for step, _ in steps]
     tokens = [step.tokens for step, _ in steps]
-    return ServedSteps(
+    return Row(
         kind=kind,
         steps=len(steps),
         step_ns=round(median([dur for _, dur in steps])),

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import RankAccount, host_compute, over_ranks
-from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy
+from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy, taking_part
 from stepscope.analyze.phases import Passes, Phase, marks_of, step_periods, work_phases
 from stepscope.contract.collectives import OP_CODE
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun, sharing_ranks
-from stepscope.run.rank import Rank, enclosing
-from stepscope.stats.robust import Spread, among, distinct, median
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
+from stepscope.stats.robust import among, distinct, median
 from stepscope.trace.table import EventKind, Int64s
 
 # The actions of each stage: the forwards and backwards of its micro-batches, in order.
@@ -354,77 +355,16 @@ def _receives(rank: Rank, rows: Int64s) -> int:
     return int(receiving.sum()) // max(len(rank.steps), 1)
 
 
-@dataclass(frozen=True)
-class RankPipeline:
-    """One stage's step; times per step. The parts of the docstring above sum to `step_ns`."""
-
-    rank: int
-    #: position among the ranks of its pipeline, from 0
-    stage: int
-    step_ns: int
-    forward_ns: int
-    backward_ns: int
-    #: optimizer, copies, and communication other than between stages
-    other_ns: int
-    #: exposed transfer between stages
-    transfer_ns: int
-    #: exposed waiting in sends and receives; all of their exposed time where they could not be matched
-    wait_ns: int
-    #: nothing runs, but a micro-batch is under way
-    gaps_ns: int
-    #: nothing runs, between micro-batches
-    idle_ns: int
-    #: wait and idle, of the step
-    bubble_pct: float
-    #: time in which an operation only sends
-    send_ns: int
-    receive_ns: int
-    #: time in operations that do both
-    exchange_ns: int
-    #: micro-batches (of each chunk) that went forward
-    forwards: float
-    forward_microbatch_ns: int | None
-    backward_microbatch_ns: int | None
-
-
-@dataclass(frozen=True)
-class PipelineView:
-    """Pipeline parallelism of the run."""
-
-    #: ranks of one pipeline
-    stages: int
-    microbatches: int | None
-    #: stages per rank: 1, or more where it is interleaved
-    chunks: int | None
-    schedule: str | None
-    #: mean over ranks of the measured bubble
-    bubble_pct: float
-    #: that the stages of one pipeline run on: fewer than stages where some share one
-    devices: int
-    #: (p - 1) / (m v + p - 1)
-    textbook_pct: float | None
-    #: the recorded order of actions replayed with equal stages and free messages
-    schedule_pct: float | None
-    #: the same with the time each stage really takes: what uneven stages add
-    stages_pct: float | None
-    #: work of the slowest stage against the mean
-    imbalance: float | None
-    #: whether the framework's ranges named the actions; otherwise they are identified by order
-    marked: bool
-    notes: tuple[str, ...]
-    ranks: tuple[RankPipeline, ...]
-    over_ranks: dict[str, Spread]
-
-    def microbatch_saving_ns(self, number: float, *, step_ns: float) -> float:
-        """Return what the step saves with `number` micro-batches of the same total work: of the bubble only the
-        schedule's part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay. A
-        device that several stages share has work of the others meanwhile: it counts as one stage.
-        """
-        if not self.microbatches or not self.ranks:
-            return 0.0
-        work = sum(r.forward_ns + r.backward_ns + r.gaps_ns for r in self.ranks) / len(self.ranks)
-        filling_ns = (self.devices - 1) / (self.chunks or 1) * work * self.stages / self.devices / self.microbatches
-        return min(filling_ns, self.bubble_pct / 100 * step_ns) * (1 - self.microbatches / number)
+def microbatch_saving_ns(view: Row, number: float, *, step_ns: float) -> float:
+    """Return what the step saves with `number` micro-batches of the same total work: of the bubble only the schedule's
+    part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay. A device that several
+    stages share has work of the others meanwhile: it counts as one stage.
+    """
+    if not view.microbatches or not view.ranks:
+        return 0.0
+    work = sum(r.forward_ns + r.backward_ns + r.gaps_ns for r in view.ranks) / len(view.ranks)
+    filling_ns = (view.devices - 1) / (view.chunks or 1) * work * view.stages / view.devices / view.microbatches
+    return float(min(filling_ns, view.bubble_pct / 100 * step_ns) * (1 - view.microbatches / number))
 
 
 def pipeline_actions(
@@ -434,9 +374,7 @@ def pipeline_actions(
 
     In the order of the stages; None where there is no such pipeline or its micro-batches are unknown.
     """
-    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, _KIND))]
-    if not used:
-        return None
+    used = [index for index, *_ in taking_part(shared, strategy, accounts, _KIND)]
     chains, _, found = _stages(shared, strategy, used)
     whole = _one_step_of_one(shared, chains, {i: a for i, (a, _) in found.items()})
     if whole is None or not all(whole):
@@ -459,112 +397,93 @@ def _stages(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> Stag
     return chains, position, found
 
 
-def pipeline_view(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
-) -> PipelineView | None:
+def pipeline_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
     """Return what the stages did, None where there is no pipeline."""
-    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, _KIND))]
-    if not used:
-        return None
-    chains, position, found = _stages(shared, strategy, used)
-    actions = {i: a for i, (a, _) in found.items()}
-    ranks = [
-        r
-        for i in used
-        for account in (accounts[i],)
-        if account is not None and (r := _rank_pipeline(shared, strategy, i, account, position[i], actions[i]))
-    ]
+    used = [*taking_part(shared, strategy, accounts, _KIND)]
+    chains, position, found = _stages(shared, strategy, [index for index, *_ in used])
+    actions, marked = {i: a for i, (a, _) in found.items()}, all(marked for _, marked in found.values())
+    each = (_rank_pipeline(shared, strategy, *one, position[one[0]], actions[one[0]]) for one in used)
+    ranks = [row for row in each if row is not None]
     if not ranks:
         return None
-    return _view(shared, strategy, chains, actions, ranks, marked=all(marked for _, marked in found.values()))
-
-
-def _view(
-    shared: AlignedRun,
-    strategy: Strategy,
-    chains: Sequence[tuple[int, ...]],
-    actions: dict[int, list[Action]],
-    ranks: list[RankPipeline],
-    *,
-    marked: bool,
-) -> PipelineView:
     stages = max(len(chain) for chain in chains)
     microbatches, chunks, notes = microbatches_and_chunks(shared, strategy, chains[0], actions, marked=marked)
     whole = _one_step_of_one(shared, chains, actions)
-    schedule = schedule_name(whole, chunks=chunks) if whole and chunks else None
     if not whole:
         notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
     orders = whole if marked or chunks == 1 else None
     work = [r.forward_ns + r.backward_ns for r in ranks]
     device = {shared.run.ranks[i].rank: shared.run.ranks[of[0]].rank for of in sharing_ranks(shared) for i in of}
-    return PipelineView(
-        stages=stages,
+    return Row(
+        stages=stages,  # ranks of one pipeline
         microbatches=microbatches,
-        chunks=chunks,
-        schedule=schedule,
+        chunks=chunks,  # stages per rank: 1, or more where it is interleaved
+        schedule=schedule_name(whole, chunks=chunks) if whole and chunks else None,
         bubble_pct=float(np.mean([r.bubble_pct for r in ranks])),
+        # that the stages of one pipeline run on: fewer than stages where some share one
         devices=len({device.get(rank, rank) for rank in max(chains, key=len)}),
         textbook_pct=100 * textbook_bubble(stages, microbatches, chunks=chunks) if microbatches and chunks else None,
+        # the recorded order of actions replayed with free messages, and equal stages or the time each really takes
         schedule_pct=_replayed_pct(orders, equal=True),
         stages_pct=_replayed_pct(orders, equal=False),
-        imbalance=max(work) / float(np.mean(work)) if any(work) else None,
-        marked=marked,
-        notes=tuple(notes),
-        ranks=tuple(ranks),
+        imbalance=max(work) / float(np.mean(work)) if any(work) else None,  # work of the slowest stage against the mean
+        marked=marked,  # the framework's ranges named the actions; otherwise they are identified by order
+        notes=notes,
+        ranks=ranks,
         over_ranks=over_ranks(ranks),
     )
 
 
 def _rank_pipeline(
-    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
-) -> RankPipeline | None:
-    rank, rows = shared.run.ranks[index], strategy.rows_of(index, _KIND)
-    spans = _spans(rank)
-    if spans is None:
-        return None
-    window, count = spans
-    c, wait = rank.collectives, shared.wait_ns[index][rows]
-    duration = c.end_ns[rows] - c.start_ns[rows]
-    waits = union(c.start_ns[rows], c.start_ns[rows] + np.where(wait >= 0, wait, duration))
-    others = np.delete(np.arange(len(c)), rows)
-    compute = union_of(account.compute, account.memory) if account.memory is not None else account.compute
-    busy = intersect(union_of(compute, union(c.start_ns[others], c.end_ns[others])), window)
-    messages = subtract(intersect(union(c.start_ns[rows], c.end_ns[rows]), window), busy)
-    forward, backward = (intersect(x, window).total_ns for x in _passes_work(rank, strategy, index, account))
-    step = window.total_ns
-    waited = intersect(messages, waits).total_ns
-    nothing = subtract(window, union_of(busy, messages))
-    gaps = intersect(nothing, union([a.start_ns for a in actions], [a.end_ns for a in actions])).total_ns
-    idle = nothing.total_ns - gaps
-    in_window = covered_ns(window, c.start_ns[rows], c.end_ns[rows])
-    send, receive, exchange = (in_window[c.op[rows] == OP_CODE[op]].sum() for op in ("send", "recv", "send_recv"))
-    return RankPipeline(
-        rank=rank.rank,
-        stage=position,
-        step_ns=round(step / count),
-        forward_ns=round(forward / count),
-        backward_ns=round(backward / count),
-        other_ns=round((busy.total_ns - forward - backward) / count),
-        transfer_ns=round((messages.total_ns - waited) / count),
-        wait_ns=round(waited / count),
-        gaps_ns=round(gaps / count),
-        idle_ns=round(idle / count),
-        bubble_pct=100 * (waited + idle) / step,
-        send_ns=round(int(send) / count),
-        receive_ns=round(int(receive) / count),
-        exchange_ns=round(int(exchange) / count),
-        forwards=sum(a.kind == "F" for a in actions) / max(len(rank.steps), 1),
-        forward_microbatch_ns=_mean_ns(actions, "F"),
-        backward_microbatch_ns=_mean_ns(actions, "BIW"),
-    )
-
-
-def _spans(rank: Rank) -> tuple[Intervals, int] | None:
+    shared: AlignedRun,
+    strategy: Strategy,
+    index: int,
+    rank: Rank,
+    account: RankAccount,
+    rows: Int64s,
+    position: int,
+    actions: Sequence[Action],
+) -> Row | None:
     periods = step_periods(rank)
     if periods is None or not len(periods):
         return None
     keep = periods.complete if periods.complete.any() else np.ones(len(periods), bool)
-    return union(periods.start_ns[keep], periods.end_ns[keep]), int(keep.sum())
+    window, count = union(periods.start_ns[keep], periods.end_ns[keep]), int(keep.sum())
+    c, wait = rank.collectives, shared.wait_ns[index][rows]
+    start, end = c.start_ns[rows], c.end_ns[rows]
+    waits = union(start, start + np.where(wait >= 0, wait, end - start))
+    others = np.delete(np.arange(len(c)), rows)
+    compute = union_of(account.compute, account.memory) if account.memory is not None else account.compute
+    busy = intersect(union_of(compute, union(c.start_ns[others], c.end_ns[others])), window)
+    messages = subtract(intersect(union(start, end), window), busy)
+    forward, backward = (intersect(x, window).total_ns for x in _passes_work(rank, strategy, index, account))
+    waited = intersect(messages, waits).total_ns
+    nothing = subtract(window, union_of(busy, messages))
+    gaps = intersect(nothing, union([a.start_ns for a in actions], [a.end_ns for a in actions])).total_ns
+    idle, in_window = nothing.total_ns - gaps, covered_ns(window, start, end)
+    send, receive, both = (int(in_window[c.op[rows] == OP_CODE[op]].sum()) for op in ("send", "recv", "send_recv"))
+    in_steps = {
+        "step": window.total_ns,
+        "forward": forward,
+        "backward": backward,
+        "other": busy.total_ns - forward - backward,  # optimizer, copies, and communication other than between stages
+        "transfer": messages.total_ns - waited,  # exposed, between stages
+        "wait": waited,  # exposed, in sends and receives; all of their exposed time where they could not be matched
+        "gaps": gaps,  # nothing runs, but a micro-batch is under way
+        "idle": idle,  # nothing runs, between micro-batches
+        "send": send,  # in operations that only send
+        "receive": receive,
+        "exchange": both,
+    }
+    return Row(
+        rank=rank.rank,
+        stage=position,  # among the ranks of its pipeline, from 0
+        **{f"{name}_ns": round(ns / count) for name, ns in in_steps.items()},
+        bubble_pct=100 * (waited + idle) / window.total_ns,
+        forwards=sum(a.kind == "F" for a in actions) / max(len(rank.steps), 1),  # micro-batches of each chunk
+        forward_microbatch_ns=_mean_ns(actions, "F"),
+        backward_microbatch_ns=_mean_ns(actions, "BIW"),
+    )
 
 
 def _passes_work(rank: Rank, strategy: Strategy, index: int, account: RankAccount) -> tuple[Intervals, Intervals]:

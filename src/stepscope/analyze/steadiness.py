@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from stepscope.analyze.phases import NO_STEP, step_periods
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION, LOADER_START
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.load import Run
 from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import (
-    Spread,
     Trend,
     distinct,
     mad_sigma,
@@ -47,74 +46,13 @@ class Series(ArrayRecord):
     by_rank_median_ns: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Spike:
-    """One step that took much longer than its neighbours."""
-
-    step: int
-    dur_ns: int
-    #: above the median of the steps around it
-    extra_ns: int
-
-
-@dataclass(frozen=True)
-class Drift:
-    """How the step time moves over the run."""
-
-    #: from the first to the last step, by the median slope
-    change_pct: float
-    low_pct: float
-    #: 95 % interval
-    high_pct: float
-    p_value: float
-    significant: bool
-
-
-@dataclass(frozen=True)
-class Steadiness:
-    """The step times of a run."""
-
-    source: str
-    #: all steps of the series, warm-up included
-    num_steps: int
-    warm_up_steps: int
-    #: time the warm-up took beyond what as many settled steps take
-    warm_up_ns: int
-    median_ns: int
-    mean_ns: int
-    std_ns: int
-    #: standard deviation against the mean, warm-up left out
-    spread_pct: float
-    #: the same from the median absolute deviation: what it is without spikes
-    robust_spread_pct: float
-    p10_ns: int
-    p90_ns: int
-    p99_ns: int
-    min_ns: int
-    max_ns: int
-    #: of the ranks' medians
-    over_ranks_ns: Spread | None
-    steps_per_s: float
-    samples_per_s: float | None
-    tokens_per_s: float | None
-    #: None below eight settled steps
-    drift: Drift | None
-    #: the largest, by step
-    spikes: tuple[Spike, ...]
-    num_spikes: int
-    #: what all spikes cost, spread over all settled steps
-    spikes_ns_per_step: int
-    #: steps between spikes where they come at regular intervals: logging, checkpoints, garbage collection
-    spike_every: int | None
-
-
 def steadiness(
     run: Run,
     *,
     logs: Sequence[StepLog] = (),
     samples_per_step: float | None = None,
     tokens_per_step: float | None = None,
-) -> Steadiness | None:
+) -> Row | None:
     """Return how steady the steps of a run are, None where fewer than two are known.
 
     `samples_per_step` and `tokens_per_step` are those of the whole job.
@@ -127,7 +65,7 @@ def steadiness(
 
 def steadiness_of(
     series: Series, *, samples_per_step: float | None = None, tokens_per_step: float | None = None
-) -> Steadiness:
+) -> Row:
     """Return how steady one series of at least two step times is."""
     first = slow_start(series.dur_ns)
     settled = series.dur_ns[first:]
@@ -142,7 +80,7 @@ def steadiness_of(
     at = np.flatnonzero(extra)
     # Throughput by the mean: spikes are part of what the job takes.
     per_s = NS_PER_S / mean
-    return Steadiness(
+    return Row(
         source=series.source,
         num_steps=len(series.dur_ns),
         warm_up_steps=first,
@@ -200,13 +138,19 @@ def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> 
     return Series(source, step, middle, tuple(round(median(d)) for _, d in kept))
 
 
-def _drift(settled: Int64s, usual: float) -> Drift | None:
+def _drift(settled: Int64s, usual: float) -> Row | None:
     found: Trend | None = trend(np.arange(len(settled)), settled)
     if found is None:
         return None
     to_pct = 100 * (len(settled) - 1) / usual
     change, low, high = (slope * to_pct for slope in (found.slope, found.low, found.high))
-    return Drift(change, low, high, found.p_value, found.p_value < SIGNIFICANT)
+    return Row(
+        change_pct=change,
+        low_pct=low,
+        high_pct=high,
+        p_value=found.p_value,
+        significant=found.p_value < SIGNIFICANT,
+    )
 
 
 def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -217,10 +161,10 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1))
 
 
-def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
+def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Row, ...]:
     at = np.flatnonzero(extra)
     at = np.sort(at[np.argsort(-extra[at], kind="stable")[:20]])
-    return tuple(Spike(int(step[i]), int(settled[i]), round(extra[i])) for i in at)
+    return tuple(Row(step=int(step[i]), ns=int(settled[i]), extra_ns=round(extra[i])) for i in at)
 
 
 def _interval(steps: Int64s) -> int | None:
@@ -311,45 +255,7 @@ _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setti
 _MIN_OTHERS_BYTES = 2 << 30
 
 
-@dataclass(frozen=True)
-class DeviceState:
-    """One rank's device through the job; None where the driver did not say."""
-
-    rank: int
-    device: str | None
-    num_samples: int
-    #: median while in use
-    sm_clock_mhz: float | None
-    max_sm_clock_mhz: float | None
-    power_w: float | None
-    power_limit_w: float | None
-    #: the highest
-    temperature_c: float | None
-    utilization_pct: float | None
-    #: samples with a reason that costs speed
-    throttled_pct: float | None
-    #: by reason: percent of the samples
-    throttle_reasons: dict[str, float]
-    #: in use on the device and not by this job
-    others_bytes: int | None
-    #: other ranks of this job on the same device
-    shared_with: tuple[int, ...] = ()
-
-    @property
-    def held_back(self) -> str | None:
-        """Return by what the device is slowed in a good part of the samples, None where it is not."""
-        if self.throttled_pct is None or self.throttled_pct < 100 * 0.2:
-            return None
-        reasons = ", ".join(self.throttle_reasons)
-        clock = f", {self.sm_clock_mhz:.0f} of {self.max_sm_clock_mhz:.0f} MHz" if self._clocks_known else ""
-        return f"throttled ({reasons}) in {self.throttled_pct:.0f} % of the samples{clock}"
-
-    @property
-    def _clocks_known(self) -> bool:
-        return self.sm_clock_mhz is not None and self.max_sm_clock_mhz is not None
-
-
-def device_states(telemetry: Sequence[Telemetry], logs: Sequence[StepLog]) -> tuple[DeviceState, ...]:
+def device_states(telemetry: Sequence[Telemetry], logs: Sequence[StepLog]) -> tuple[Row, ...]:
     """Return the state of each rank's device, by rank."""
     telemetry = [each for each in telemetry if len(each) or each.device]  # else readings of the host alone
     own = {log.rank: _reserved_bytes(log) for log in logs}
@@ -366,7 +272,7 @@ def _device_id(t: Telemetry) -> Any:
     return t.device.get("uuid") or t.rank
 
 
-def device_warnings(states: Sequence[DeviceState]) -> list[str]:
+def device_warnings(states: Sequence[Row]) -> list[str]:
     """Return a line for each device that is held back or shared with others."""
     lines = [f"rank {s.rank}: its device is {s.held_back}" for s in states if s.held_back]
     lines += [
@@ -383,7 +289,7 @@ def device_warnings(states: Sequence[DeviceState]) -> list[str]:
     ]
 
 
-def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | None:
+def slower_clock(state: Row, others: Sequence[Row]) -> str | None:
     """Return how much slower a device's clock is than the others', None where it is not."""
     clocks = [s.sm_clock_mhz for s in others if s.sm_clock_mhz is not None and s.rank != state.rank]
     usual = median(clocks) if clocks else None
@@ -392,7 +298,7 @@ def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | Non
     return f"{state.sm_clock_mhz:.0f} MHz, the others {usual:.0f}"
 
 
-def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
+def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> Row:
     in_use = np.array(["idle" not in (r or ()) for r in t.reasons], bool)
     busy = in_use if in_use.any() else ~in_use
     reasons = [r - _NO_LOSS for r, is_busy in zip(t.reasons, busy, strict=True) if is_busy and r is not None]
@@ -402,7 +308,8 @@ def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
     others = int(median(used)) - sum(known) if len(used) and len(known) == len(own_bytes) else None
     hottest = _values(t, "temperature_c", all_of_them)
     least = _MIN_OTHERS_BYTES * len(own_bytes)
-    return DeviceState(
+    throttled_pct = 100 * sum(map(bool, reasons)) / len(reasons) if reasons else None
+    state = Row(
         rank=t.rank,
         device=str(t.device["name"]) if t.device.get("name") else None,
         num_samples=len(t),
@@ -412,11 +319,20 @@ def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
         power_limit_w=t.device.get("power_limit_w"),
         temperature_c=float(hottest.max()) if len(hottest) else None,
         utilization_pct=_mean(_values(t, "utilization_pct", all_of_them)),
-        throttled_pct=100 * sum(map(bool, reasons)) / len(reasons) if reasons else None,
+        throttled_pct=throttled_pct,
         throttle_reasons={reason: 100 * n / len(reasons) for reason, n in counts.most_common()},
         others_bytes=others if others is not None and others >= least else None,
         shared_with=tuple(sorted(rank for rank in own_bytes if rank != t.rank)),
     )
+    return Row(state, held_back=_held_back(state))
+
+
+def _held_back(state: Row) -> str | None:
+    if state.throttled_pct is None or state.throttled_pct < 100 * 0.2:
+        return None
+    clocks = state.sm_clock_mhz, state.max_sm_clock_mhz
+    clock = "" if None in clocks else f", {clocks[0]:.0f} of {clocks[1]:.0f} MHz"
+    return f"throttled ({', '.join(state.throttle_reasons)}) in {state.throttled_pct:.0f} % of the samples{clock}"
 
 
 def _reserved_bytes(log: StepLog) -> int | None:

@@ -6,9 +6,8 @@ the others do not.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, reduce
-from math import prod, sqrt
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,90 +15,66 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.log_stragglers import HOST_WAIT, LateRank, lateness
+from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness
 from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
-from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
+from stepscope.contract.lateness import (
+    DEFAULT_SCORE,
+    DEFAULT_SLOWDOWN,
+    DEFAULT_WINDOW_STEPS,
+    LateRank,
+    late_ranks as late_of,
+    lateness,
+)
 from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
-from stepscope.stats.robust import among, common, distinct, mad_sigma, median, num_stretches
+from stepscope.stats.robust import among, common, distinct, median
 from stepscope.trace.table import EventKind, Int64s
 from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]
 
-# a late rank waits less than this share of what the others wait
+# a late rank waits less than this share of what the others wait, or by this share of its lateness less than they do
 _WAITS_LESS = 0.5
 
 
-@dataclass(frozen=True)
-class Lateness:
-    """A rank that is late, before it is known why."""
-
-    rank: int
-    late_ns: float
-    steps_late: int
-    num_steps: int
-    score: float
-    slowdown: float
-    #: the ranks whose own times are known
-    compared: tuple[int, ...]
-
-
-def late_ranks(
+def traced_lateness(
     shared: AlignedRun,
     *,
     window_steps: int = DEFAULT_WINDOW_STEPS,
     threshold: float = DEFAULT_SCORE,
     slowdown: float = DEFAULT_SLOWDOWN,
-    overhead_ns_per_step: float = 0.0,
-) -> list[Lateness]:
-    """Return which ranks are late and by how much, the latest first; by their own times and waits alone."""
+) -> list[LateRank]:
+    """Return how late each rank is by its own times in the trace, by rank; late only where the others wait for it."""
     own = own_times(shared)
-    compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
-    if own is None or len(compared) < 2:
+    if own is None:
         return []
-    waited = _waited_in_steps(shared)[:, -window_steps:]
+    numbers = [rank.rank for rank in shared.run.ranks]
     own = own[:, -window_steps:]
-    numbers = tuple(shared.run.ranks[index].rank for index in compared.tolist())
-    found = []
-    for index in _slower(own, compared, slowdown):
-        peers = compared[compared != index]
-        others = own[peers]
-        mine, theirs = float(own[index].mean()), others.mean(axis=1)
-        late_ns = mine - median(theirs)
-        noise = max(mad_sigma(theirs), NOISE_SHARE * median(theirs))
-        score = late_ns / noise if noise else 0.0
-        late_in = own[index] >= slowdown * others.mean(axis=0)
-        if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
-            continue
-        # Ranks that are late in turn wait for each other: what counts is who waits in the steps in which it is late.
-        then = late_in if late_in.any() else np.ones_like(late_in)
-        if waited[index, then].sum() >= _WAITS_LESS * median(waited[peers][:, then].sum(axis=1)):
-            continue
-        found.append(
-            Lateness(
-                rank=shared.run.ranks[index].rank,
-                late_ns=late_ns,
-                steps_late=int(late_in.sum()),
-                num_steps=own.shape[1],
-                score=round(score, 2),
-                slowdown=float(mine / theirs.mean()),
-                compared=numbers,
-            )
-        )
-    return sorted(found, key=lambda one: -one.late_ns)
+    judged = lateness(
+        {rank: row.tolist() for rank, row in zip(numbers, own, strict=True)}, threshold=threshold, slowdown=slowdown
+    )
+    place = {rank: index for index, rank in enumerate(numbers)}
+    peers = [place[one.rank] for one in judged if not one.is_late]
+    waited = _waited_in_steps(shared)[:, -window_steps:]
+    return [one._replace(is_late=one.is_late and _is_waited_for(place[one.rank], own, waited, peers)) for one in judged]
 
 
-def _slower(own: Floats, compared: npt.NDArray[np.int64], slowdown: float) -> list[int]:
-    mean = own[compared].mean(axis=1)
-    others = (mean.sum() - mean) / (len(mean) - 1)
-    return [int(index) for index in compared[mean >= (1 - 1e-9) * slowdown * others]]
+def late_ranks(shared: AlignedRun) -> list[LateRank]:
+    """Return the ranks that are late by their own times and waits alone, the latest first."""
+    return late_of(traced_lateness(shared))
+
+
+def _is_waited_for(index: int, own: Floats, waited: Floats, peers: list[int]) -> bool:
+    beyond = own[index] - np.median(own[peers], axis=0)
+    then = beyond > max(float(beyond.mean()) / 2, 0.0)  # ranks that are late in turn wait for each other
+    mine, theirs = float(waited[index, then].sum()), median(waited[peers][:, then].sum(axis=1))
+    return mine < _WAITS_LESS * theirs or theirs - mine >= _WAITS_LESS * float(beyond[then].sum())
 
 
 def own_times(shared: AlignedRun) -> Floats | None:
@@ -198,28 +173,6 @@ _SAME_OPERATORS = 0.02
 _MAIN_CAUSE = 0.5
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that others wait for."""
-
-    rank: int
-    #: host, device, data, load or network
-    cause: str
-    #: own time beyond the median of the others', mean over the steps
-    late_ns_per_step: float
-    steps_late: int
-    num_steps: int
-    score: float
-    #: own time / mean own time of the others
-    slowdown: float
-    #: excess over the others' median in ns per step, by part
-    evidence: dict[str, float]
-
-    @property
-    def persistent(self) -> bool:
-        return self.steps_late > self.num_steps / 2
-
-
 def find_stragglers(
     shared: AlignedRun,
     *,
@@ -227,44 +180,39 @@ def find_stragglers(
     threshold: float = DEFAULT_SCORE,
     slowdown: float = DEFAULT_SLOWDOWN,
     overhead_ns_per_step: float = 0.0,
-) -> list[Straggler]:
+) -> list[Row]:
     """Return the late ranks, the latest first.
 
     `overhead_ns_per_step` is what the profiler added to a step: lateness up to that may be the profiler's own and
     does not count.
     """
-    late = late_ranks(
-        shared.whole,
-        window_steps=window_steps,
-        threshold=threshold,
-        slowdown=slowdown,
-        overhead_ns_per_step=overhead_ns_per_step,
-    )
+    judged = traced_lateness(shared.whole, window_steps=window_steps, threshold=threshold, slowdown=slowdown)
     place = {rank.rank: index for index, rank in enumerate(shared.run.ranks)}
-    known = [one for one in late if one.rank in place]  # why a rank is late, those tell that are there in full
-    compared = (
-        np.array([place[r] for r in known[0].compared if r in place], np.int64) if known else np.empty(0, np.int64)
-    )
-    if len(compared) < 2:
+    # why a rank is late, those tell that are there in full
+    late = [one for one in late_of(judged) if one.rank in place and one.late_ns > overhead_ns_per_step]
+    peers = [place[one.rank] for one in judged if one.rank in place and not one.is_late]
+    if not late or not peers:
         return []
-    parts = _parts(shared.run.ranks, known[0].num_steps)
-    return [_with_cause(shared.run, one, place[one.rank], compared, parts) for one in known]
+    parts = _parts(shared.run.ranks, late[0].num_steps)
+    return [_with_cause(shared.run, one, place[one.rank], peers, parts) for one in late]
 
 
-def _with_cause(
-    run: Run, late: Lateness, index: int, compared: npt.NDArray[np.int64], parts: dict[str, Floats]
-) -> Straggler:
-    peers = compared[compared != index]
+def _with_cause(run: Run, late: LateRank, index: int, peers: list[int], parts: dict[str, Floats]) -> Row:
     excess = {name: float(values[index] - median(values[peers])) for name, values in parts.items()}
-    return Straggler(
+    return _straggler(late, cause=_cause(run, index, peers[0], excess, late.late_ns), evidence=excess)
+
+
+def _straggler(late: LateRank, *, cause: str, evidence: dict[str, float]) -> Row:
+    return Row(
         rank=late.rank,
-        cause=_cause(run, index, int(peers[0]), excess, late.late_ns),
+        cause=cause,
         late_ns_per_step=late.late_ns,
         steps_late=late.steps_late,
         num_steps=late.num_steps,
         score=late.score,
         slowdown=late.slowdown,
-        evidence=excess,
+        persistent=late.persistent,
+        evidence=evidence,
     )
 
 
@@ -452,24 +400,15 @@ def _product(text: str) -> float:
 # ranks also wait elsewhere their own times by the log are longer than those in the trace. A rank that is late in some
 # steps only (it alone saves checkpoints) is handled by `training_step.py`.
 
-_ALL_STEPS = 1 << 40
 # of the lateness: own times by the log that are longer by more hold waits
 _HIDDEN_WAIT = 0.5
-
-
-@dataclass(frozen=True)
-class LateRanks:
-    """The late ranks, and how late ranks are by the log where it decides."""
-
-    stragglers: tuple[Straggler, ...]
-    #: by rank, of those that the trace or the log names: lateness per step without the profiler
-    late_ns: dict[int, float]
-    notes: tuple[str, ...]
+# what recurs is known by its region: no difference between equal ranks is mistaken for it
+_RECURRING_SLOWDOWN = 1.05
 
 
 def training_stragglers(
-    shared: AlignedRun, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
-) -> LateRanks:
+    shared: AlignedRun, traced: Sequence[Row], *, logs: Sequence[StepLog], training: TrainingStep | None
+) -> Row:
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
     recurring = _recurring_late(training)
@@ -479,36 +418,36 @@ def training_stragglers(
         log = by_log.get(s.rank)
         if log is not None:
             late_ns[s.rank] = max(log.late_ns, 0)
-        if log is None or log.is_late():
-            found.append(s if log is None else _as_logged(s, log))
+        if log is None or log.is_late:
+            found.append(s if log is None else _straggler(log, cause=s.cause, evidence=s.evidence))
         elif s.rank in recurring:
-            found.append(replace(s, late_ns_per_step=recurring[s.rank].late_ns_per_step))
+            found.append(Row(s, late_ns_per_step=recurring[s.rank].late_ns_per_step))
         else:
             notes.append(_cleared(s, log))
     named = {s.rank for s in found}
     for rank, log in by_log.items():
-        if rank not in named and log.is_late():
+        if rank not in named and log.is_late:
             found.append(_from_log(log, logs))
             late_ns[rank] = log.late_ns
     named = {s.rank for s in found}
     found += [s for rank, s in recurring.items() if rank not in named]
-    return LateRanks(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
+    return Row(stragglers=tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns=late_ns, notes=tuple(notes))
 
 
 def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
     """Return whether the logs rule out that a rank is late which the trace shows late by `late_ns`."""
-    traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
+    traced = Row(rank=rank, late_ns_per_step=late_ns)
     told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
-    return bool(told) and not told[0].is_late()
+    return bool(told) and not told[0].is_late
 
 
-def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
+def _told(shared: AlignedRun, traced: Sequence[Row], logs: Sequence[StepLog]) -> list[LateRank]:
     shared = shared.whole
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
     if any(np.isnan(log.column(HOST_WAIT)).all() for log in logs):
         return []
-    judged = lateness(logs, window_steps=_ALL_STEPS)
+    judged = log_lateness(logs, window_steps=ALL_STEPS)
     own = own_times(shared) if traced else None
     if own is None:
         return judged
@@ -532,38 +471,17 @@ def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, flo
     return found
 
 
-def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
+def _waits_elsewhere(s: Row, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
     others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
     return bool(beyond) and median(beyond) > _HIDDEN_WAIT * s.late_ns_per_step
 
 
-def _as_logged(s: Straggler, log: LateRank) -> Straggler:
-    return replace(
-        s,
-        late_ns_per_step=log.late_ns,
-        steps_late=log.steps_late,
-        num_steps=log.num_steps,
-        score=log.score,
-        slowdown=log.slowdown,
-    )
-
-
-def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
-    late_ns = log.late_ns
+def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Row:
     data = {each.rank: _typical_ns(each, "data_loading") for each in logs}
     excess = data[log.rank] - median([ns for rank, ns in data.items() if rank != log.rank])
-    cause = "data" if excess >= _MAIN_CAUSE * late_ns else "host"
-    return Straggler(
-        rank=log.rank,
-        cause=cause,
-        late_ns_per_step=late_ns,
-        steps_late=log.steps_late,
-        num_steps=log.num_steps,
-        score=log.score,
-        slowdown=log.slowdown,
-        evidence={"data": max(excess, 0.0)},
-    )
+    cause = "data" if excess >= _MAIN_CAUSE * log.late_ns else "host"
+    return _straggler(log, cause=cause, evidence={"data": max(excess, 0.0)})
 
 
 def _typical_ns(log: StepLog, region: str) -> float:
@@ -571,7 +489,7 @@ def _typical_ns(log: StepLog, region: str) -> float:
     return median(times) if len(times) else 0.0
 
 
-def _cleared(s: Straggler, log: LateRank) -> str:
+def _cleared(s: Row, log: LateRank) -> str:
     interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
     tells = log.num_steps >= 10 or log.high_ns < s.late_ns_per_step
     so = "it is no straggler" if tells else "too few to call it late; record more steps"
@@ -581,40 +499,17 @@ def _cleared(s: Straggler, log: LateRank) -> str:
     )
 
 
-def _recurring_late(training: TrainingStep | None) -> dict[int, Straggler]:
+def _recurring_late(training: TrainingStep | None) -> dict[int, Row]:
+    """Return the ranks in which something recurs that the others wait for."""
     if training is None or len(training.recurring.ranks) < 2:
         return {}
     r = training.recurring
-    late = {rank: ns for rank, ns in r.late_ns().items() if ns >= 0.05 * training.mean_ns}
-    return {rank: _recurring_straggler(r, rank, ns, training.mean_ns) for rank, ns in late.items() if _certain(r, rank)}
+    own = training.ordinary_ns + r.scale * r.excess_ns.sum(axis=0)
+    judged = lateness(dict(zip(r.ranks, own.tolist(), strict=True)), slowdown=_RECURRING_SLOWDOWN)
+    return {one.rank: _recurring_straggler(r, one) for one in judged if one.is_late}
 
 
-def _beyond_others(r: Recurring, rank: int) -> npt.NDArray[np.float64]:
-    own, at = r.excess_ns.sum(axis=0), r.ranks.index(rank)
-    return np.asarray(own[at] - np.median(np.delete(own, at, axis=0), axis=0))
-
-
-def _certain(r: Recurring, rank: int) -> bool:
-    x = _beyond_others(r, rank)
-    events = num_stretches(x > 0)
-    if events < 3:
-        return False
-    # Steps of one stretch (another job for a while) count as one.
-    steps_each = int((x > 0).sum()) / events
-    return float(x.mean()) >= 3.0 * (float(x.std(ddof=1)) / sqrt(len(x) / steps_each)) > 0
-
-
-def _recurring_straggler(r: Recurring, rank: int, late_ns: float, mean_ns: float) -> Straggler:
-    x, at = _beyond_others(r, rank), r.ranks.index(rank)
-    data_ns = sum(float(r.rank_ns(c)[at]) for c in DATA_CAUSES)
-    error = float(x.std(ddof=1)) / sqrt(len(x))
-    return Straggler(
-        rank=rank,
-        cause="data" if data_ns >= _MAIN_CAUSE * late_ns else "host",
-        late_ns_per_step=late_ns,
-        steps_late=int((x > 0).sum()),
-        num_steps=len(x),
-        score=round(float(x.mean()) / error, 2),
-        slowdown=mean_ns / max(mean_ns - late_ns, 1.0),
-        evidence={c: float(r.rank_ns(c)[at]) for c in r.causes},
-    )
+def _recurring_straggler(r: Recurring, late: LateRank) -> Row:
+    evidence = {c: float(r.rank_ns(c)[r.ranks.index(late.rank)]) for c in r.causes}
+    data_ns = sum(evidence.get(c, 0.0) for c in DATA_CAUSES)
+    return _straggler(late, cause="data" if data_ns >= _MAIN_CAUSE * late.late_ns else "host", evidence=evidence)

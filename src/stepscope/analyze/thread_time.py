@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.training_step import OUTSIDE, no_core_ns, region_times
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.analyze.training_step import OUTSIDE, region_times
+from stepscope.records import ArrayRecord, Row, dataclass
+from stepscope.run.core_time import no_core_ns
 from stepscope.run.side_files import SampledFrame, StepLog, ThreadSamples
 from stepscope.stats.robust import mad_sigma, median, medians, slow_start
 
@@ -180,6 +181,15 @@ def sampled_steps(samples: Sequence[ThreadSamples], logs: Sequence[StepLog]) -> 
     return tuple(one for one in found if one is not None)
 
 
+def time_by_line(sampled: Sequence[SampledSteps], step_ns: float) -> dict[Line, float]:
+    """Return the training threads' time per step by the user's innermost line, in ns, in the mean over ranks."""
+    found: dict[Line, float] = defaultdict(float)
+    for one in sampled:
+        for line, share in one.shares(np.ones(len(one.chosen), bool)).items():
+            found[line] += share * step_ns / len(sampled)
+    return dict(found)
+
+
 def _sampled(samples: ThreadSamples, log: StepLog) -> SampledSteps | None:
     order = np.argsort(log.start_ns, kind="stable")
     at = np.searchsorted(log.start_ns[order], samples.time_ns, side="right") - 1
@@ -237,23 +247,7 @@ def _weights(samples: ThreadSamples) -> Floats:
     return np.minimum(gaps, 2 * near + samples.gil_wait_ns)
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Steps that become longer through the run."""
-
-    #: median of the first third of the steps, and of the last third at the machine's speed in the first
-    early_ns: float
-    late_ns: float
-    #: how much longer the mean step is than an early one, at that speed
-    mean_ns: float
-    #: the line that grew, and by how much
-    line: Line | None
-    line_ns: float
-    #: the region of the step log that grew most
-    region: str
-
-
-def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
+def growth(log: StepLog, sampled: SampledSteps | None) -> Row | None:
     """Return how the undisturbed steps of a rank grow from third to third; None where they do not.
 
     A machine that changes its speed changes all of a step alike. So a part of the step has to grow against the rest of
@@ -275,7 +269,8 @@ def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
         rest_ns = median(rest[thirds[0]])
         if rest_ns < _MIN_REST * early_ns:
             continue  # too little to know the machine's speed by
-        parts = [rest_ns * time[one] / np.maximum(rest[one], 1.0) for one in thirds]
+        known_ns = np.maximum(rest, _MIN_REST * log.dur_ns)
+        parts = [rest_ns * time[one] / known_ns[one] for one in thirds]
         first, middle, last = map(median, parts)
         more, error = last - first, sum(mad_sigma(one) / len(one) ** 0.5 for one in (parts[0], parts[2]))
         is_steady = 0.2 * more <= middle - first <= 0.8 * more
@@ -287,7 +282,7 @@ def growth(log: StepLog, sampled: SampledSteps | None) -> Growth | None:
     lines = sampled.longer(*masks) if sampled is not None else {}
     line, line_ns = next(iter(lines.items()), (None, 0.0))
     grown_ns = median(regions[region][thirds[2]]) - median(regions[region][thirds[0]])
-    return Growth(
+    return Row(
         early_ns=early_ns,
         late_ns=early_ns + most_ns,
         mean_ns=mean_ns,

@@ -5,7 +5,8 @@
 The logged steps that count ran without the profiler, after the warm-up. A step is ordinary where no cause takes
 longer than usual there and it is not far longer than the others. Causes are regions of the step log other than
 training itself (data_loading, loader_start, checkpoint, evaluation, ...), and host time outside every region.
-A single long step without a named cause is a hiccup: it is excluded and reported.
+What happened once has no period by which it could be a part of every step: such steps are excluded and reported, and so
+is a single long step without a named cause.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,10 @@ from stepscope.contract.step_line import (
     WINDOW,
 )
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.core_time import no_core_ns
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import FAR_LONGER, common, mad_sigma, median, num_stretches, slow_start
-from stepscope.units import ms
+from stepscope.units import NS_PER_S, ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
 #
@@ -144,6 +146,8 @@ class LoggedSteps(ArrayRecord):
     hiccup: Mask
     #: how much longer than usual, by step; 0 where that is noise
     causes: dict[str, Floats]
+    #: how long named causes took that happened once, and in which step they began
+    once: dict[str, tuple[float, int]]
 
     @property
     def ordinary(self) -> Mask:
@@ -173,15 +177,17 @@ def _logged_steps(log: StepLog) -> LoggedSteps | None:
     named = _any([x for name, x in causes.items() if name not in _UNNAMED], len(log))
     event = _any(list(causes.values()), len(log)) | long
     unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
-    hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
+    single = {name: x for name, x in causes.items() if name not in _UNNAMED and num_stretches(x[counts] > 0) == 1}
+    hiccup = _any(list(single.values()), len(log)) | (unnamed & (unnamed.sum() == 1))
+    once = {name: (float(x.sum()), int(log.step[x > 0][0])) for name, x in single.items()}
     if (counts & ~event).sum() < 3:  # no two steps are alike: all of them are what the job is like
-        return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
+        return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {}, {})
     window = _in_window(log)
     if window.any():
         seen, long = _standing_out(log, step_ns, window)
         event |= _any(list(seen.values()), len(log)) | long
     return LoggedSteps(
-        log, step_ns, counts, event, hiccup, {name: np.where(hiccup, 0, x) for name, x in causes.items()}
+        log, step_ns, counts, event, hiccup, {name: np.where(hiccup, 0, x) for name, x in causes.items()}, once
     )
 
 
@@ -198,6 +204,9 @@ def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str,
     no_core = causes.get(NO_CORE)
     if no_core is not None:  # a region that lost its core is not itself longer
         causes = {name: x if name == NO_CORE else np.maximum(x - no_core, 0.0) for name, x in causes.items()}
+    if np.isfinite(log.column("cpu.lost_ns")).any():  # where in the step it lost its core is not known
+        longer = np.maximum(step_ns - usual, 0.0)
+        causes = {name: np.minimum(x, longer) for name, x in causes.items()}
     spread = mad_sigma(step_ns[among])
     return causes, among & (step_ns > usual + max(0.25 * usual, _EXCESS_SIGMAS * spread))
 
@@ -210,22 +219,6 @@ def region_times(log: StepLog) -> dict[str, Floats]:
     """Return by region its time in every step, 0 where it was not entered."""
     paths = [path for path in log.numbers if path.startswith("regions.") and path.endswith(".ns")]
     return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
-
-
-def no_core_ns(log: StepLog) -> Floats | None:
-    """Return by step how long the training thread waited for a core; None where the log does not have it."""
-    time = log.column("cpu.delay_ns")
-    return np.nan_to_num(time) if np.isfinite(time).mean() >= 0.5 else None
-
-
-def no_core_share(logs: Sequence[StepLog]) -> float | None:
-    """Return the share of the undisturbed steps in which the median rank waited for a core; None where unknown."""
-    shares = []
-    for log in logs:
-        waited, keep = no_core_ns(log), log.unprofiled & (log.dur_ns > 0)
-        if waited is not None and keep.any():
-            shares.append(float(waited[keep].sum() / log.dur_ns[keep].sum()))
-    return median(shares) if shares else None
 
 
 def _cause_times(log: StepLog) -> dict[str, Floats]:
@@ -412,34 +405,39 @@ def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
 def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
     """Return the excess without time outside regions where another rank does something that has a name.
 
-    There the others wait for it, in any call.
+    There the others wait for it, in any call: a barrier after a checkpoint is no communication of their own.
     """
     named = [j for j, cause in enumerate(causes) if cause not in _UNNAMED]
-    if OUTSIDE not in causes or not named or excess.shape[1] < 2:
+    if not named or excess.shape[1] < 2:
         return excess
     busy = excess[named].sum(axis=0)
     others_busy = np.array([np.delete(busy, i, axis=0).max(axis=0) > busy[i] for i in range(len(busy))])
-    out = excess.copy()
-    out[causes.index(OUTSIDE)][others_busy] = 0.0
-    return out
+    waits = np.isin(causes, (OUTSIDE, COMMUNICATION))[:, None, None] & others_busy
+    return np.where(waits, 0.0, excess)
 
 
 def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
-    """Return the excess with time outside regions counted as the loader's where both rise together.
+    """Return the excess with what starts loaders counted where it belongs.
 
     A loader that is made anew starts its workers and joins the old ones around its first batch: that time is in no
-    region of logs that know none for it.
+    region of logs that know none for it. One that starts in a step with passes without gradients, in which training
+    waits for no batch, is theirs.
     """
-    if OUTSIDE not in causes or DATA_LOADING not in causes or LOADER_START in causes:
-        return excess
-    outside, data = (excess[causes.index(name)] for name in (OUTSIDE, DATA_LOADING))
-    together = (outside > 0) & (data > 0)
-    if together.sum() < 3 or together.sum() < 0.9 * max((outside > 0).sum(), (data > 0).sum()):
-        return excess
-    out = excess.copy()
-    out[causes.index(DATA_LOADING)] += np.where(together, outside, 0.0)
-    out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
+    out, of = excess.copy(), {cause: excess[j] for j, cause in enumerate(causes)}
+    data = of.get(DATA_LOADING, np.zeros(excess.shape[1:]))
+    if LOADER_START in of and EVALUATION in of:
+        _move(out, causes, LOADER_START, EVALUATION, (of[EVALUATION] > 0) & (data == 0))
+    if OUTSIDE in of and DATA_LOADING in of and LOADER_START not in of:
+        together = (of[OUTSIDE] > 0) & (data > 0)
+        if together.sum() >= 3 and together.sum() >= 0.9 * max((of[OUTSIDE] > 0).sum(), (data > 0).sum()):
+            _move(out, causes, OUTSIDE, DATA_LOADING, together)
     return out
+
+
+def _move(excess: Floats, causes: tuple[str, ...], source: str, target: str, where: Mask) -> None:
+    moved = np.where(where, excess[causes.index(source)], 0.0)
+    excess[causes.index(source)] -= moved
+    excess[causes.index(target)] += moved
 
 
 def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:
@@ -471,11 +469,16 @@ def _gains(times: dict[str, Floats], more: Mask, less: Mask) -> dict[str, float]
 
 
 def _hiccups(ranks: Sequence[LoggedSteps]) -> list[str]:
-    left_out = sorted({int(n) for r in ranks for n in r.log.step[r.hiccup]})
-    if not left_out:
-        return []
-    which = ", ".join(map(str, left_out[:3]))
-    more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-    if len(left_out) == 1:
-        return [f"step {which} took over 1.5 times the median and is excluded as an outlier"]
-    return [f"steps {which}{more} took over 1.5 times the median and are excluded as outliers"]
+    once = {name: (time_ns, step) for r in reversed(ranks) for name, (time_ns, step) in r.once.items()}
+    lines = [
+        f"{name.replace('_', ' ')} once, {time_ns / NS_PER_S:.3g} s in step {step}: part of no time per step, "
+        "since its period is not known"
+        for name, (time_ns, step) in once.items()
+    ]
+    left_out = sorted({int(n) for r in ranks for n in r.log.step[r.hiccup]} - {step for _, step in once.values()})
+    if left_out:
+        which = ", ".join(map(str, left_out[:3]))
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        steps = f"step {which}" if len(left_out) == 1 else f"steps {which}{more}"
+        lines.append(f"{steps} took over 1.5 times the median, once: excluded as an outlier")
+    return lines

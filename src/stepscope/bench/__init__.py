@@ -1,1 +1,1 @@
-"""In the job: data-parallel implementations side by side, workloads, sweeps and scaling runs."""
+"""Names by which jobs and scripts know modules of the laboratory: `python -m stepscope.bench.trainer`."""

@@ -10,16 +10,9 @@ A line's cost includes what it called: lines do not add up. `saves`: saving if t
 
 import argparse
 
-from stepscope.cli.run_arguments import (
-    account_from,
-    add_json,
-    add_run_arguments,
-    at_least_zero,
-    check_outputs,
-    terminal,
-    warn_incomplete,
-    write_json,
-)
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments, at_least_zero
+from stepscope.cli.outputs import check_outputs, show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import InputError
 
 
@@ -35,20 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="include lines below 0.1 %% of the step")
     add_json(parser, "all lines and modules as JSON")
+    add_html(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
     from stepscope.document.report import code_document, code_view
-    from stepscope.report.text.code import print_code
+    from stepscope.report.pages.code import code_sheet
     from stepscope.whatif.settings import NOT_RECORDED
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     account = account_from(args)
     view = code_view(account, rank=args.rank, module_savings=args.modules or bool(args.json))
     if view is None:
         raise InputError(f"{account.run.name}: {'; '.join(account.failures) or NOT_RECORDED}")
-    write_json(args.json, code_document(account, view) if args.json else None, force=args.force)
-    if args.json != "-":
-        print_code(account, view, terminal(), modules=args.modules, sort=args.sort, everything=args.all)
+    document = code_document(account, view)
+    show(args, document, lambda: code_sheet(document, modules=args.modules, sort=args.sort, everything=args.all))
     return warn_incomplete(account)

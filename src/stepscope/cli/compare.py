@@ -15,28 +15,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.run_arguments import (
-    above_zero,
-    add_cache_options,
-    add_force,
-    add_options,
-    as_given,
-    at_least_one,
+from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
+from stepscope.cli.outputs import (
     check_outputs,
-    raw_bytes_of,
     reading_progress,
     say_with_answer,
-    terminal,
+    show,
     warn,
-    write_json,
-    write_output,
 )
+from stepscope.cli.run import as_given, opener_of, raw_bytes_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
     from stepscope.compare.sides import ComparedRun
     from stepscope.diagnose.findings import Diagnosis
+    from stepscope.report.drawing import Drawing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,24 +59,18 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, 1 if a gate fails, 3 if a rank could not be read."""
     from stepscope.compare.conditions import parse_gate
     from stepscope.compare.sides import comparison_document, judge_changes
-    from stepscope.report.text.compare import print_bench_comparison, print_comparison
-    from stepscope.results.folder import is_bench_folder, read_bench_results
+    from stepscope.report.pages.compare import comparison_sheet
 
     check_outputs(args.json, args.html, force=args.force)
     a, b = _sides(args)
     gates = [parse_gate(text) for text in args.fail_on]
-    benches = {is_bench_folder(given) for given in (*a, *b)}
-    if len(benches) > 1:
+    opener, *others = {opener_of(given) for given in (*a, *b)}
+    if others:
         raise UsageError("cannot compare a run with benchmark results; give two runs or two results")
     drawn: list[tuple[Account, Diagnosis]] = []
     is_partial = False
-    show = print_comparison
-    if True in benches:
-        from stepscope.compare.document import compare_bench_json
-
-        results = ([read_bench_results(folder) for folder in side] for side in (a, b))
-        document = compare_bench_json(*results, judge=lambda metrics: judge_changes(gates, metrics, [], []))
-        show = print_bench_comparison
+    if opener:
+        document = opener.compare(a, b, judge=lambda metrics: judge_changes(gates, metrics, [], []))
     else:
         runs_a, runs_b = (
             [_compared(args, given, ms, drawn if args.html and not i else None) for i, given in enumerate(side)]
@@ -93,14 +81,12 @@ def run(args: argparse.Namespace) -> int:
             for line in compared.not_read:
                 warn(line)
         document = comparison_document(runs_a, runs_b, gates=gates)
-    write_json(args.json, document, force=args.force)
-    if args.html:
-        from stepscope.report.html.compare import render_comparison, side_by_side
+    lanes: list[Drawing] = []
+    if len(drawn) == 2:
+        from stepscope.report.html.compare import side_by_side
 
-        lanes = side_by_side(*drawn) if len(drawn) == 2 else None
-        write_output(args.html, render_comparison(document, lanes=lanes), force=args.force)
-    if "-" not in (args.json, args.html):
-        show(document, terminal())
+        lanes = side_by_side(*drawn)
+    show(args, document, lambda: comparison_sheet(document, lanes=lanes))
     if not all(gate["holds"] for gate in document["gates"]):
         return 1
     return 3 if is_partial else 0

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments import at_least_one
+from stepscope.cli.outputs import print_line, print_stderr
 from stepscope.cli.record import shown
-from stepscope.cli.run_arguments import at_least_one, print_line, print_stderr
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
     from stepscope.record.launch.launch import launch
 
-    script = Path(__file__).parents[1] / "bench" / "demo_train.py"
+    script = Path(__file__).parents[1] / "demo_train.py"
     words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
     first = WAIT_STEPS + WARMUP_STEPS

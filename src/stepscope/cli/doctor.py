@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.run_arguments import add_force, check_outputs, terminal, write_json
+from stepscope.cli.arguments import add_force
+from stepscope.cli.outputs import check_outputs, terminal, write_json
 from stepscope.errors import StepscopeError
 from stepscope.records import dataclass
 

@@ -21,29 +21,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.record import steps_from
-from stepscope.cli.run_arguments import (
-    above_zero,
-    account_with,
-    add_json,
-    add_options,
-    add_run_arguments,
-    at_least_zero,
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
+from stepscope.cli.outputs import (
     check_outputs,
     print_line,
     refuse_used_folder,
-    run_from,
     warn,
     whole_folder,
-    whole_number,
     work_progress,
     write_json,
     write_pieces,
 )
+from stepscope.cli.record import steps_from
+from stepscope.cli.run import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
+from stepscope.document.rows import TABLES
 from stepscope.errors import InputError, UsageError
 from stepscope.report.timeline_limit import MAX_SLICES
-from stepscope.tables.schema import TABLES
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
 if TYPE_CHECKING:
@@ -178,13 +172,13 @@ def _refuse_unknown(recorded: "Run", chosen: "Filter") -> None:
 def _write_timeline(recorded: "Run", args: argparse.Namespace, chosen: "Filter") -> dict[str, Any]:
     from stepscope.report.chrome import chrome_trace
     from stepscope.report.perfetto import perfetto_trace
-    from stepscope.report.timeline import timeline_of, with_owner_tracks
+    from stepscope.report.timeline import timeline_of
     from stepscope.run.aligned import aligned
 
     with work_progress("laying out slices", unit="slices") as progress:
         shared = aligned(recorded)
-        timeline = timeline_of(shared, given=chosen, most=args.max_slices or None, progress=progress)
-        timeline = with_owner_tracks(timeline, shared, given=chosen)
+        most = args.max_slices or None
+        timeline = timeline_of(shared, given=chosen, most=most, owners=True, progress=progress)
     name = Path(args.perfetto).name.lower()
     form = chrome_trace if name.removesuffix(".gz").endswith(".json") else perfetto_trace
     with work_progress("writing the timeline", unit="slices") as progress:

@@ -10,7 +10,8 @@ torch writes the dumps when a collective times out (TORCH_FR_BUFFER_SIZE=2000, T
 
 import argparse
 
-from stepscope.cli.run_arguments import add_html, add_json, check_outputs, terminal, warn, write_json, write_output
+from stepscope.cli.arguments import add_html, add_json
+from stepscope.cli.outputs import check_outputs, show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,20 +25,13 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a dump could not be read."""
     from stepscope.analyze.hang import hang_of
     from stepscope.document.hang import hang_json
-    from stepscope.report.text.hang import print_hang
+    from stepscope.report.pages.hang import hang_sheet
     from stepscope.run.dumps import read_dumps
 
     check_outputs(args.json, args.html, force=args.force)
     dumps = read_dumps(args.dumps)
-    found = hang_of(dumps.by_rank)
-    document = hang_json(found, dumps) if args.json or args.html else None
-    write_json(args.json, document, force=args.force)
-    if args.html and document:
-        from stepscope.report.html.sheets import hang_sheet, sheet_page
-
-        write_output(args.html, sheet_page(hang_sheet(document)), force=args.force)
-    if args.json != "-":
-        print_hang(found, terminal())
+    document = hang_json(hang_of(dumps.by_rank), dumps)
+    show(args, document, lambda: hang_sheet(document))
     for line in (*dumps.unreadable, *dumps.notes):
         warn(line)
     return 3 if dumps.unreadable else 0

@@ -11,17 +11,10 @@ name, and exits with 1 if one of the conditions is met.
 
 import argparse
 
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments, take_command
+from stepscope.cli.outputs import check_outputs, show, warn
 from stepscope.cli.record import check_one_of_both, record_command, steps_from
-from stepscope.cli.run_arguments import (
-    add_json,
-    add_run_arguments,
-    check_outputs,
-    report_of,
-    take_command,
-    terminal,
-    warn,
-    write_json,
-)
+from stepscope.cli.run import report_of
 from stepscope.record.config import RecordConfig, default_out
 
 _STEPS = "10:13"
@@ -40,14 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", default=_STEPS, metavar="FIRST:LAST", help=f"steps of a command to profile ({_STEPS})"
     )
     add_json(parser, "report, checks and gates as JSON")
+    add_html(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 if a gate fails, 3 if a rank could not be read or the command failed."""
     from stepscope.compare.conditions import judge, parse_gate
-    from stepscope.report.text.health import print_guides, print_health
+    from stepscope.report.pages.health import health_sheet
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     check_one_of_both(args, "health")
     gates = [parse_gate(text) for text in args.fail_on]
     failed = False
@@ -55,15 +49,10 @@ def run(args: argparse.Namespace) -> int:
         config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
         failed = record_command(args, config)
     report, _ = report_of(args)
-    document = report["document"]
-    results = judge(gates, document)
+    results = judge(gates, report["document"])
     judged = [{"fail_on": str(r.gate), "holds": r.holds, "value": r.value, "said": r.said} for r in results]
-    write_json(args.json, {**document, "gates": judged}, force=args.force)
-    if args.json != "-":
-        out = terminal()
-        print_health(document, results, out)
-        if args.guides:
-            print_guides(document["guides"], out)
+    document = {**report["document"], "gates": judged}
+    show(args, document, lambda: health_sheet(document, guides=args.guides))
     for line in document["incomplete"]:
         warn(line)
     if not all(r.holds for r in results):

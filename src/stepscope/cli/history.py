@@ -13,16 +13,8 @@ new runs are analysed the next time (--no-cache). `stepscope compare RUN --again
 import argparse
 from pathlib import Path
 
-from stepscope.cli.run_arguments import (
-    add_force,
-    add_html,
-    at_least_one,
-    check_outputs,
-    terminal,
-    work_progress,
-    write_json,
-    write_output,
-)
+from stepscope.cli.arguments import add_force, add_html, at_least_one
+from stepscope.cli.outputs import check_outputs, show, work_progress
 from stepscope.contract.redaction import shown_address
 
 
@@ -45,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a run could not be read."""
     from stepscope.compare.history import history_json, history_rows
-    from stepscope.report.text.history import print_history
+    from stepscope.report.pages.history import history_sheet
 
     check_outputs(args.json, args.html, force=args.force)
     with work_progress("runs", unit="runs") as progress:
@@ -53,11 +45,5 @@ def run(args: argparse.Namespace) -> int:
             Path(args.folder), traces=not args.no_traces, jobs=args.jobs, cache=not args.no_cache, progress=progress
         )
     document = history_json(shown_address(getattr(args, "named_folder", args.folder)), rows, by=args.by)
-    write_json(args.json, document, force=args.force)
-    if args.html:
-        from stepscope.report.html.sheets import history_sheet, sheet_page
-
-        write_output(args.html, sheet_page(history_sheet(document)), force=args.force)
-    if args.json != "-":
-        print_history(document, terminal())
+    show(args, document, lambda: history_sheet(document))
     return 3 if any(row.problem for row in rows) else 0

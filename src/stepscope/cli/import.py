@@ -11,7 +11,8 @@ Formats are detected from the content. A new folder becomes a run that `stepscop
 import argparse
 from pathlib import Path
 
-from stepscope.cli.run_arguments import at_least_zero, print_line, reading_progress, warn
+from stepscope.cli.arguments import at_least_zero
+from stepscope.cli.outputs import print_line, reading_progress, warn
 from stepscope.errors import InputError, UsageError
 from stepscope.side_file import why_no_folder
 from stepscope.units import printable

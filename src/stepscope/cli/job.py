@@ -11,7 +11,8 @@ checkpoints are found next to it. Traces are not needed.
 
 import argparse
 
-from stepscope.cli.run_arguments import add_html, add_json, check_outputs, terminal, warn, write_json, write_output
+from stepscope.cli.arguments import add_html, add_json
+from stepscope.cli.outputs import check_outputs, show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,18 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0."""
     from stepscope.document.job import job_json
-    from stepscope.report.text.job import print_job
+    from stepscope.report.pages.job import job_sheet
     from stepscope.run.attempts import attempts_of
 
     check_outputs(args.json, args.html, force=args.force)
     document = job_json(attempts_of(args.run))
-    write_json(args.json, document, force=args.force)
-    if args.html:
-        from stepscope.report.html.sheets import job_sheet, sheet_page
-
-        write_output(args.html, sheet_page(job_sheet(document)), force=args.force)
-    if args.json != "-":
-        print_job(document, terminal())
+    show(args, document, lambda: job_sheet(document))
     for line in document["warnings"]:
         warn(line)
     return 0

@@ -12,7 +12,9 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from stepscope.cli.run_arguments import HelpFormatter, lines_held, print_stderr, quiet
+from stepscope.additions import rooms
+from stepscope.cli.arguments import HelpFormatter, LazyParser
+from stepscope.cli.outputs import lines_held, print_stderr, quiet
 from stepscope.errors import DEBUG, StepscopeError, UsageError, debugging, did_you_mean
 from stepscope.units import printable
 from stepscope.version import __version__
@@ -132,7 +134,7 @@ GROUPS = {
         "memory": "show device memory over the step: categories, peak, growth",
         "compare": "find significant differences between two runs; gates for CI",
         "health": "run pass/fail checks per rank; for CI",
-        "investigate": "write the analysis down in five steps; validate a fix",
+        "investigate": "write analysis and validation of a fix into one Markdown file",
         "hang": "find hung ranks in flight recorder dumps",
         "history": "show runs over time by commit and host",
         "job": "show goodput of a whole job, across restarts",
@@ -149,16 +151,13 @@ GROUPS = {
         "trigger": "profile a running job without restarting it",
         "doctor": "check what is installed and what works here",
         "mcp": "serve the analysis to coding agents as MCP tools",
-        "completion": "print shell completion for bash, zsh or fish",
-    },
-    "lab": {
-        "bench": "benchmark data-parallel implementations and settings",
-        "gate": "test a change against its base in interleaved runs",
-        "tune": "try settings in interleaved A/B runs, keep what helps",
-        "calibrate": "measure collective bandwidth on this machine",
-        "predict": "estimate step time, memory and FLOPs of other setups",
     },
 }
+# those of rooms above the profiler, as `additions` describes them
+_ADDED: dict[str, tuple[str, ...]] = {}
+for _room in rooms():
+    _ADDED |= _room.COMMANDS
+    GROUPS[_room.__name__.rpartition(".")[2]] = {_name: _found[0] for _name, _found in _room.COMMANDS.items()}
 _EXAMPLES = """examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py
   stepscope report stepscope-run/
@@ -225,12 +224,12 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    run = import_module(f"stepscope.cli.{name}").run
+    run = import_module(_modules(name)[0]).run
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
         if any("://" in word for word in arguments):
-            from stepscope.cli.run_arguments import run_on_copies
+            from stepscope.cli.run import run_on_copies
 
             return run_on_copies(name, run, args)
         return int(run(args))
@@ -242,7 +241,7 @@ def _command(name: str, *arguments: str) -> int:
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    module = import_module(f"stepscope.cli.{name}{'_arguments' * (name == 'bench')}")
+    module = import_module(_modules(name)[-1])
     command = _OneLineParser(
         prog=f"stepscope {name}",
         description=module.__doc__,
@@ -251,6 +250,41 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     module.add_arguments(command)
     _add_verbosity(command)
     return command
+
+
+# how shtab's scripts complete the name of a file
+_FILES = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "tcsh": "f",
+    "fish": "(__fish_complete_path (commandline -ct))",
+}
+
+
+def full_parser() -> argparse.ArgumentParser:
+    """Return one parser of all commands, from which shtab writes shell completion."""
+    parser = _parser()
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, what in COMMANDS.items():
+        command = command_parser(name)
+        _complete_files(command)
+        commands.add_parser(name, help=what, parents=[command], add_help=False)
+    return parser
+
+
+def _complete_files(parser: argparse.ArgumentParser) -> None:
+    if isinstance(parser, LazyParser):
+        parser.fill()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for kind in action.choices.values():
+                _complete_files(kind)
+        elif action.choices is None and action.nargs != 0:
+            action.complete = _FILES  # type: ignore[attr-defined]
+
+
+def _modules(name: str) -> tuple[str, ...]:
+    return _ADDED[name][1:] if name in _ADDED else (f"stepscope.cli.{name}",)
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 examples:
   stepscope memory run-folder/
   stepscope memory snapshot.pickle --html memory.html
-  stepscope memory run-folder/ --rank 3 --json -
+  stepscope memory run-folder/ --rank 1 --json -
   stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
 
 Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; estimated from measured sizes.
@@ -12,27 +12,17 @@ A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record 
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.run_arguments import (
-    account_from,
-    add_html,
-    add_json,
-    add_run_options,
-    at_least_zero,
-    check_outputs,
-    terminal,
-    warn,
-    warn_incomplete,
-    write_json,
-    write_output,
-)
+from stepscope.cli.arguments import add_html, add_json, add_run_options, at_least_zero
+from stepscope.cli.outputs import check_outputs, show, warn
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import InputError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
     from stepscope.analyze.memory import Moments
-    from stepscope.analyze.memory_snapshot import SnapshotView
+    from stepscope.records import Row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank or a snapshot could not be read."""
     from stepscope.document.live import memory_document
-    from stepscope.predict.memory import MemoryJob, memory_job, memory_what_if, predicted_states
-    from stepscope.report.text.memory import print_memory_what_ifs, print_predicted
+    from stepscope.report.pages.memory import memory_sheet
+    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, predicted_states
 
     check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
@@ -61,35 +51,27 @@ def run(args: argparse.Namespace) -> int:
     of = [one for one in account.run.ranks if one.rank == rank] if account and args.what_if else []
     job = memory_job(account, of[0]) if account and of else MemoryJob()
     what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
-    if args.json or args.html:
-        document = memory_document(
-            account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
-        )
-        write_json(args.json, document, force=args.force)
-    if args.html:
-        from stepscope.report.html.sheets import memory_sheet, sheet_page
-
-        write_output(args.html, sheet_page(memory_sheet(document)), force=args.force)
-    if args.json != "-":
-        _print(account, snapshots, args.rank)
-        print_predicted(predicted, terminal())
-        print_memory_what_ifs(what_ifs, terminal(), rank=rank)
+    document = memory_document(
+        account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
+    )
+    _check_rank(document, args.rank)
+    show(args, document, lambda: memory_sheet(document, rank=args.rank))
     code = warn_incomplete(account) if account else 0
     for line in unreadable:
         warn(line)
     return 3 if unreadable else code
 
 
-def _snapshots(given: list[str]) -> "tuple[dict[int | None, SnapshotView], list[str]]":
+def _snapshots(given: list[str]) -> "tuple[dict[int | None, Row], list[str]]":
     from stepscope.analyze.memory_snapshot import snapshot_view
     from stepscope.run.dumps import SaidStorages, is_snapshot, memory_snapshots, storages_beside
     from stepscope.run.sources import rank_in_name
     from stepscope.trace.memory_snapshot import read_memory_snapshot
 
-    found: dict[int | None, SnapshotView] = {}
+    found: dict[int | None, Row] = {}
     unreadable: list[str] = []
 
-    def add(rank: int | None, view: "SnapshotView") -> None:
+    def add(rank: int | None, view: "Row") -> None:
         found[rank if rank not in found else next(n for n in range(len(found) + 1) if n not in found)] = view
 
     for one in map(Path, given):
@@ -125,10 +107,10 @@ def _account(args: argparse.Namespace, has_snapshots: bool) -> "Account | None":
 
 
 def _held(
-    account: "Account | None", snapshots: "dict[int | None, SnapshotView]", rank: int | None
+    account: "Account | None", snapshots: "dict[int | None, Row]", rank: int | None
 ) -> "tuple[int | None, Moments | None]":
     from stepscope.analyze.memory import snapshot_moments
-    from stepscope.predict.memory import memory_of
+    from stepscope.whatif.memory import memory_of
 
     found = memory_of(account, rank) if account else None
     if found is not None and found[1] is not None:
@@ -139,27 +121,13 @@ def _held(
     return rank if found is None else found[0].rank, None
 
 
-def _fullest_first(
-    snapshots: "dict[int | None, SnapshotView]", rank: int | None
-) -> "list[tuple[int | None, SnapshotView]]":
+def _fullest_first(snapshots: "dict[int | None, Row]", rank: int | None) -> "list[tuple[int | None, Row]]":
     shown = [(r, view) for r, view in snapshots.items() if rank is None or r in (rank, None)]
     return sorted(shown, key=lambda item: -item[1].peak.allocated_bytes)
 
 
-def _print(account: "Account | None", snapshots: "dict[int | None, SnapshotView]", rank: int | None) -> None:
-    from stepscope.report.text.memory import print_rank_memory, print_snapshot
-
-    out = terminal()
-    memory = account.memory if account else None
-    known = {r.rank for r in (memory.ranks if memory else ())} | {r for r in snapshots if r is not None}
+def _check_rank(document: dict[str, Any], rank: int | None) -> None:
+    ranks = (document["memory"] or {"ranks": ()})["ranks"]
+    known = {one["rank"] for one in (*ranks, *document["snapshots"])} - {None}
     if rank is not None and known and rank not in known:
         raise InputError(f"no memory of rank {rank} was recorded; there is {', '.join(map(str, sorted(known)))}")
-    if account and memory and memory.ranks:
-        fullest = rank if rank is not None else memory.fullest_rank
-        for one in memory.ranks:
-            if one.rank == fullest:
-                others = next((d.others_bytes for d in account.devices if d.rank == one.rank), None)
-                print_rank_memory(one, out, ranks=len(memory.ranks), others_bytes=others)
-    if shown := _fullest_first(snapshots, rank):
-        of_rank, view = shown[0]
-        print_snapshot(of_rank, view, out, others=len(shown) - 1)

@@ -22,14 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.run_arguments import (
-    add_flags,
-    add_options,
-    at_least_one,
-    print_stderr,
-    say_with_answer,
-    whole_number,
-)
+from stepscope.cli.arguments import add_flags, add_options, at_least_one, whole_number
+from stepscope.cli.outputs import print_stderr, say_with_answer
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.nccl_log import SWITCHES, debug_environment
@@ -69,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     outputs = {
         "--debug": ("SWITCH,...", f"debug output of torch: {', '.join(SWITCHES)}"),
         "--metrics": ("[HOST:]PORT", "serve Prometheus metrics there, each rank on its port"),
-        "--otlp": ("URL", "push OpenTelemetry metrics there (http://localhost:4318)"),
     }
     add_options(parser, outputs)
     parser.add_argument(
@@ -113,13 +106,10 @@ def _config_of(args: argparse.Namespace) -> RecordConfig:
 
     # wrong values are reported before the job starts
     unit_from(args.step_of)
-    if args.metrics is not None or args.otlp is not None:
-        from stepscope.record.live.export import address_from, collector_from  # with an HTTP server: only here
+    if args.metrics is not None:
+        from stepscope.record.live.export import address_from  # with an HTTP server: only here
 
-        if args.metrics is not None:
-            address_from(args.metrics)
-        if args.otlp is not None:
-            collector_from(args.otlp)
+        address_from(args.metrics)
     if args.nsys and args.ncu:
         raise UsageError("--nsys and --ncu cannot be used together; record twice")
     tool = "nsys" if args.nsys else "ncu" if args.ncu else None
@@ -143,7 +133,6 @@ def _config_of(args: argparse.Namespace) -> RecordConfig:
         nccl_log=args.nccl_log,
         debug=tuple(args.debug.split(",")) if args.debug else (),
         metrics=args.metrics,
-        otlp=args.otlp,
         on_alarm=args.on_alarm,
         track=tuple(place_from(text) for text in args.track or ()),
         **outside,
@@ -212,7 +201,7 @@ def last_words(launched: "LaunchOutcome", config: RecordConfig) -> list[str]:
         if recorded.unit is not None and "optimizers:" in recorded.unit:
             lines.append(f"a step is {recorded.unit}; --step-of chooses another unit")
         lines += recorded.warnings
-        if not recorded.window and not config.light and config.outside_tool is None:
+        if not recorded.traces and not config.light and config.outside_tool is None:
             lines.append(f"no trace: {_why_no_window(recorded, launched, config)}")
         lines.append(f"next: stepscope report {shown(recorded.folder)}")
     if (alone := sum(r.is_without_rank for r in runs)) > 1:

@@ -1,7 +1,7 @@
 """What to fix, what it saves and where the step goes, on one screen; -v shows everything.
 
 RUN is a run folder, a trace, or any folder or glob of per-rank traces. Use `report` to find what to fix, `health` for
-pass or fail in CI, and `investigate` for a written record of the analysis and of a validated fix.
+pass or fail in CI, and `investigate` for a written record of the analysis and of a fix.
 
 examples:
   stepscope report run-folder/
@@ -23,23 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.run_arguments import (
-    add_force,
-    add_options,
-    add_run_arguments,
-    cached_page,
-    check_outputs,
-    kind_of_input,
-    page_maker,
-    print_rendered,
-    report_of,
-    run_entries,
-    terminal,
-    write_json,
-    write_output,
-)
+from stepscope.cli.arguments import add_force, add_options, add_run_arguments
+from stepscope.cli.outputs import check_outputs, print_rendered, show, write_json, write_output
+from stepscope.cli.run import cached_page, kind_of_input, opener_of, page_maker, report_of, run_entries
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
     check_outputs(args.json, args.html, force=args.force)
-    kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "bench": _report_bench}
-    kinds["files"] = _report_files
-    return kinds[kind_of_input(args.run)](args)
+    kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "files": _report_files}
+    kind = kind_of_input(args.run)
+    return int(opener_of(args.run[0]).report(args)) if kind == "results" else kinds[kind](args)
 
 
 def _report_run(args: argparse.Namespace) -> int:
@@ -75,7 +62,7 @@ def _report_run(args: argparse.Namespace) -> int:
 def _print_summary(args: argparse.Namespace, document: dict[str, Any]) -> None:
     if not _wants_text(args):
         return
-    from stepscope.report.text.summary import summary_text
+    from stepscope.report.summary import summary_text
 
     given = [*getattr(args, "named_run", args.run)]
     given += ["--unprofiled-step-ms", f"{args.unprofiled_step_ms:g}"] if args.unprofiled_step_ms else []
@@ -95,7 +82,8 @@ def _report_steps(args: argparse.Namespace) -> int:
     write_json(args.json, document, force=args.force)
     if args.html:
         from stepscope.analyze.steadiness import log_series
-        from stepscope.report.html.sheets import sheet_page, steps_sheet
+        from stepscope.report.html.sheets import sheet_page
+        from stepscope.report.pages.light import steps_sheet
 
         write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
     _print_summary(args, document)
@@ -104,48 +92,17 @@ def _report_steps(args: argparse.Namespace) -> int:
 
 def _report_files(args: argparse.Namespace) -> int:
     from stepscope.document.other_tools import files_json
+    from stepscope.report.pages.light import files_sheet
 
     document = files_json(Path(args.run[0]))
-    write_json(args.json, document, force=args.force)
-    if args.html:
-        from stepscope.report.html.sheets import files_sheet, sheet_page
-
-        write_output(args.html, sheet_page(files_sheet(document)), force=args.force)
-    if _wants_text(args):
-        from stepscope.report.text.other_tools import print_files
-
-        print_files(document, terminal())
-    return 0
-
-
-def _report_bench(args: argparse.Namespace) -> int:
-    from stepscope.results.folder import read_bench_results
-    from stepscope.run.sources import RESULTS_JSON
-
-    results = read_bench_results(args.run[0])
-    if args.json:
-        raise UsageError(f"the JSON of a benchmark is {Path(args.run[0]) / RESULTS_JSON}; leave --json out")
-    if args.html:
-        from stepscope.report.html.sheets import bench_sheet, sheet_page
-
-        write_output(args.html, sheet_page(bench_sheet(results)), force=args.force)
-    if _wants_text(args):
-        from stepscope.report.text.bench import print_bench_results
-
-        print_bench_results(results, terminal())
+    show(args, document, lambda: files_sheet(document))
     return 0
 
 
 def _report_runs(args: argparse.Namespace) -> int:
-    from stepscope.report.runs import print_runs, run_rows
+    from stepscope.report.pages.runs import run_rows, runs_sheet
 
     entries = run_entries(args, args.run[0])
     name = Path(args.run[0]).absolute().name
-    write_json(args.json, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, force=args.force)
-    if args.html:
-        from stepscope.report.html.sheets import runs_sheet, sheet_page
-
-        write_output(args.html, sheet_page(runs_sheet(name, entries)), force=args.force)
-    if _wants_text(args):
-        print_runs(name, entries, terminal())
+    show(args, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, lambda: runs_sheet(name, entries))
     return 3 if any(run.report is None for run in entries) else 0

@@ -15,20 +15,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.run_arguments import (
-    account_with,
-    add_json,
-    add_run_options,
-    at_least_one,
-    cache_key,
-    check_outputs,
-    raw_bytes_of,
-    run_from,
-    terminal,
-    warn,
-    write_json,
-    write_output,
-)
+from stepscope.cli.arguments import add_html, add_json, add_run_options, at_least_one
+from stepscope.cli.outputs import check_outputs, print_rendered, show, warn, write_json, write_output
+from stepscope.cli.run import account_with, cache_key, raw_bytes_of, run_from
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,14 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=at_least_one, metavar="N", help="the first N rows only")
     parser.add_argument("--csv", metavar="PATH", help="write the rows as CSV; - for standard output")
     add_json(parser, "the rows as JSON")
+    add_html(parser)
     add_run_options(parser)
 
 
 class _ListTables(argparse.Action):
     def __call__(self, *_: Any) -> None:
-        from stepscope.report.text.tables import print_tables
+        from stepscope.report.pages.sql import tables_sheet
+        from stepscope.report.sheet_text import sheet_text
 
-        print_tables(terminal())
+        print_rendered(partial(sheet_text, tables_sheet()))
         raise SystemExit(0)
 
 
@@ -62,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.csv and args.json:
         raise UsageError("--csv and --json cannot be used together; use one")
-    check_outputs(args.csv, args.json, force=args.force)
+    check_outputs(args.csv, args.json, args.html, force=args.force)
     cache = cache_key(args, args.run)
     place = kept_place([args.run], ending="tables", **cache) if cache else None
     cached = found_tables(place, named_tables(args.query)) if place else None
@@ -93,12 +84,12 @@ def _show(answer: "Answer", args: argparse.Namespace, *, warnings: Sequence[str]
 
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
     else:
-        from stepscope.report.text.tables import answer_json, print_answer
+        from stepscope.report.pages.sql import answer_json, answer_sheet
 
         if args.json:
             write_json(args.json, answer_json(answer), force=args.force)
         else:
-            print_answer(answer, terminal())
+            show(args, None, lambda: answer_sheet(answer, args.query, most=args.limit))
     for line in warnings:
         warn(line)
     return 3 if is_partial else 0

@@ -21,15 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.run_arguments import (
-    add_json,
-    at_least_one,
-    check_outputs,
-    print_line,
-    print_stderr,
-    warn,
-    write_json,
-)
+from stepscope.cli.arguments import add_json, at_least_one
+from stepscope.cli.outputs import check_outputs, print_line, print_stderr, warn, write_json
 from stepscope.contract.live import (
     LIVE_FOLDER,
     MAX_ASKED_STEPS,

@@ -22,16 +22,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.run_arguments import (
-    account_from,
-    add_run_arguments,
-    cached_page,
-    kind_of_input,
-    page_maker,
-    print_line,
-    run_entries,
-    whole_number,
-)
+from stepscope.cli.arguments import add_run_arguments, whole_number
+from stepscope.cli.outputs import print_line
+from stepscope.cli.run import account_from, cached_page, kind_of_input, opener_of, page_maker, run_entries
 from stepscope.errors import UsageError
 from stepscope.units import printable
 
@@ -117,8 +110,8 @@ def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> "tuple
     kind = kind_of_input(given)
     if kind == "steps":
         return _light(given[0])
-    if kind == "bench":
-        return _benchmark(given[0])
+    if kind == "results":
+        return opener_of(given[0]).view(given[0])
     return _folder(args, given[0], perfetto) if kind == "runs" else _traced(args, given, perfetto)
 
 
@@ -159,27 +152,16 @@ class _ViewedRun:
 
     def timeline(self) -> bytes:
         from stepscope.report.perfetto import perfetto_trace
-        from stepscope.report.timeline import timeline_of, with_owner_tracks
+        from stepscope.report.timeline import timeline_of
 
-        shared = self.account.shared
-        return b"".join(perfetto_trace(with_owner_tracks(timeline_of(shared), shared)))
-
-
-def _benchmark(folder: str) -> "tuple[str, Site, bool]":
-    from stepscope.report.html.sheets import bench_sheet, sheet_page
-    from stepscope.report.view.site import ViewSite
-    from stepscope.results.folder import read_bench_results
-    from stepscope.tables.catalog import LogTables
-
-    results = read_bench_results(folder)
-    page = sheet_page(bench_sheet(results))
-    return results.name, ViewSite(results.name, page, LogTables(()), None, names=()), False
+        return b"".join(perfetto_trace(timeline_of(self.account.shared, owners=True)))
 
 
 def _light(folder: str) -> "tuple[str, Site, bool]":
     from stepscope.analyze.steadiness import log_series
     from stepscope.document.light import light_json
-    from stepscope.report.html.sheets import sheet_page, steps_sheet
+    from stepscope.report.html.sheets import sheet_page
+    from stepscope.report.pages.light import steps_sheet
     from stepscope.report.view.site import ViewSite
     from stepscope.run.light import load_light
     from stepscope.tables.catalog import LogTables
@@ -190,7 +172,8 @@ def _light(folder: str) -> "tuple[str, Site, bool]":
 
 
 def _folder(args: argparse.Namespace, folder: str, perfetto: str) -> "tuple[str, Site, bool]":
-    from stepscope.report.html.sheets import runs_sheet, sheet_page
+    from stepscope.report.html.sheets import sheet_page
+    from stepscope.report.pages.runs import runs_sheet
     from stepscope.report.view.site import RunsSite, link_to
 
     def site_of(run: str) -> "Site":

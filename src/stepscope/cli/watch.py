@@ -21,25 +21,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.run_arguments import (
-    above_zero,
-    add_force,
-    at_least_one,
-    growing_lines,
-    print_line,
-    terminal,
-    whole_number,
-)
+from stepscope.cli.arguments import above_zero, add_force, at_least_one, whole_number
+from stepscope.cli.outputs import growing_lines, print_line, terminal
 from stepscope.cli.trigger import ask_for_window, newest_attempt, wait_for_run
 from stepscope.contract.live import Alarms
 from stepscope.contract.run_folder import of_window
 from stepscope.errors import InputError
+from stepscope.records import Row
 from stepscope.units import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from stepscope.analyze.live import Picture
     from stepscope.report.view.server import Answer
     from stepscope.run.running import Running
 
@@ -141,7 +134,7 @@ def _on_terminal(watched: "WatchedJob", *, once: bool) -> Iterator[Callable[[], 
 class WatchedJob:
     """A running job: its newest picture, its alarms, and lines that were not printed yet."""
 
-    picture: "Picture"
+    picture: "Row"
 
     def __init__(
         self,

@@ -12,15 +12,9 @@ Several settings are applied together, in order; then lines and modules are remo
 import argparse
 import re
 
-from stepscope.cli.run_arguments import (
-    account_from,
-    add_json,
-    add_run_arguments,
-    check_outputs,
-    terminal,
-    warn_incomplete,
-    write_json,
-)
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments
+from stepscope.cli.outputs import check_outputs, show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import UsageError
 from stepscope.whatif.keys import SETTINGS
 
@@ -43,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", metavar="R,...", type=_ranks, help="--without and --scale on these ranks only (all by default)"
     )
     add_json(parser, "the prediction as JSON")
+    add_html(parser)
     width = max(len(f"{s.key}={s.values}") for s in SETTINGS)
     lines = [f"  {f'{s.key}={s.values}':<{width}}  {s.what}" for s in SETTINGS]
     parser.epilog = "\n".join(["what can be set:", *lines])
@@ -56,10 +51,10 @@ def _ranks(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
-    from stepscope.report.text.whatif import print_whatif, whatif_json
+    from stepscope.report.pages.whatif import whatif_json, whatif_sheet
     from stepscope.whatif.settings import what_if
 
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     if not (args.settings or args.without or args.scale):
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"give at least one --set KEY=VALUE, --without or --scale; the keys are {keys}")
@@ -67,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--ranks needs --without or --scale")
     account = account_from(args)
     answer = what_if(account, args.settings, without=args.without, scale=args.scale, ranks=args.ranks)
-    write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
-    if args.json != "-":
-        print_whatif(account.run.name, answer, terminal())
+    document = whatif_json(account.run.name, answer)
+    show(args, document, lambda: whatif_sheet(document))
     return warn_incomplete(account)

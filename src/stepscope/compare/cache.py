@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.compare.document import OwnedLine, lines_by_key
+from stepscope.compare.findings import Cause, OwnedLine, Side, lines_by_key
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepTimes
 from stepscope.compare.sides import ComparedRun
 from stepscope.document.cache import KeptPlace, kept_place
-from stepscope.document.report import plain
+from stepscope.document.rows import plain
 
 
 def compared_place(given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None) -> KeptPlace | None:
@@ -22,9 +22,12 @@ def keep_compared(place: KeptPlace | None, run: ComparedRun, *, key: dict[str, A
     """Cache what a comparison needs of a run."""
     if place is None:
         return
-    lines = None if run.lines is None else list(run.lines.values())
+    lines = None if run.source.lines is None else list(run.source.lines.values())
     try:
-        parts = vars(run) | {"samples": plain(run.samples), "lines": plain(lines)}
+        parts = vars(run) | {
+            "samples": plain(run.samples),
+            "source": plain([lines, run.source.causes, run.source.lost]),
+        }
         place.keep(parts, key=key, raw_bytes=raw_bytes)
     except ValueError:  # a number of the report that JSON does not know
         return
@@ -36,16 +39,27 @@ def found_compared(place: KeptPlace | None) -> ComparedRun | None:
     if kept is None:
         return None
     del kept["key"]
-    lines = None if kept["lines"] is None else lines_by_key(OwnedLine(**line) for line in kept["lines"])
+    lines, causes, lost = kept["source"]
+    by_key = None if lines is None else lines_by_key(OwnedLine(**line) for line in lines)
+    source = Side(by_key, tuple(_cause(one) for one in causes), lost)
     return ComparedRun(
-        **kept | {"samples": _samples(kept["samples"]), "lines": lines, "not_read": tuple(kept["not_read"])}
+        **kept | {"samples": _samples(kept["samples"]), "source": source, "not_read": tuple(kept["not_read"])}
     )
+
+
+def _cause(kept: dict[str, Any]) -> Cause:
+    line = kept["line"]
+    return Cause(**kept | {"ranks": tuple(kept["ranks"]), "line": line and tuple(line)})
 
 
 def _samples(kept: dict[str, Any]) -> RunSamples:
     for name in ("logged", "recorded", "periods"):
         times = kept[name]
-        kept[name] = times and StepTimes(**times | {"dur_ns": np.array(times["dur_ns"], np.int64)})
+        kept[name] = times and StepTimes(
+            **times
+            | {"dur_ns": np.array(times["dur_ns"], np.int64)}
+            | {one: times[one] and np.array(times[one], np.float64) for one in ("wait_ns", "lost_ns", "cpu_ns")}
+        )
     for name in ("part_ms", "profiled_part_ms"):
         kept[name] = None if kept[name] is None else np.array(kept[name], np.float64)
     for name in ("parts", "causes", "kernels", "operators"):

@@ -1,21 +1,29 @@
 """A comparison as JSON (schema 1): times in milliseconds, changes are B minus A, unknown is null."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
 from typing import Any
 
 import numpy as np
 
 from stepscope.compare.conditions import GateResult, dotted_numbers
-from stepscope.compare.runs import FATES, Comparison, Row, fate, savings_by_key
-from stepscope.compare.runs import Key as FindingKey
+from stepscope.compare.findings import (
+    FindingChange,
+    LineChange,
+    Prediction,
+    Side,
+    finding_changes,
+    line_changes,
+    prediction,
+)
+from stepscope.compare.runs import Comparison, Row, StepDifference
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.report import ms_or_none, plain
+from stepscope.document.rows import ms_or_none, plain
+from stepscope.document.sentence import three_digits
 from stepscope.records import dataclass
-from stepscope.results.folder import BenchResults, BenchSeries, joined_series
-from stepscope.stats.robust import CONFIDENCE, Difference, difference, difference_of_numbers, same, slow_start
-from stepscope.units import NS_PER_MS, ms
+from stepscope.stats.robust import CONFIDENCE, Difference, difference_of_numbers, same
+from stepscope.units import NS_PER_MS
 
 ONE_VALUE = "no interval: one value per side"
 _UNKNOWN = "unknown on one side"
@@ -43,7 +51,8 @@ class Metric:
     @property
     def change_pct(self) -> float | None:
         """Return the change in percent of A, None where that is unknown or A is 0."""
-        return None if self.a is None or self.b is None or not self.a else 100 * (self.b - self.a) / abs(self.a)
+        a, b = (self.a, self.b) if self.difference is None else (self.difference.a, self.difference.b)
+        return None if a is None or b is None or not a else 100 * (b - a) / abs(a)
 
 
 # what gates say of these numbers
@@ -52,17 +61,18 @@ Judge = Callable[[Sequence[Metric]], Sequence[GateResult]]
 
 def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
     """Return every number that a report of either side has, the step first."""
-    known = found.step.change == found.step.change
+    whole = found.step.difference
+    known = whole.change == whole.change
     step = Metric(
         "step_ms",
-        found.step.a if known else None,
-        found.step.b if known else None,
-        *interval_or_reason(found.step),
+        whole.a if known else None,
+        whole.b if known else None,
+        *interval_or_reason(found.step.code or whole),
     )
     numbers = [[dotted_numbers({k: v for k, v in r.items() if k not in _DROPPED}) for r in side] for side in (a, b)]
     names = dict.fromkeys(name for side in numbers for report in side for name in report)
     sampled = {**found.sampled, **{f"step.budget.{r.name}.ms_per_step": r.difference for r in found.budget}}
-    return (step, *(m for name in names for m in _metric(name, numbers, sampled.get(name), found.step)))
+    return (step, *(m for name in names for m in _metric(name, numbers, sampled.get(name), whole)))
 
 
 def waterfall_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
@@ -72,17 +82,6 @@ def waterfall_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
         return []
     names = dict.fromkeys(loss for side in rows for report in side for loss in report if loss != "achieved")
     return [_loss(loss, rows) for loss in (*names, "achieved")]
-
-
-def finding_changes(a: Reports, b: Reports) -> list[dict[str, Any]]:
-    """Return the findings of either side by status: what got worse first.
-
-    A side's saving is what fixing it alone saves per step, mean over runs, 0 where the side lacks it.
-    """
-    sides = [[_by_key(r["findings"]) for r in side] for side in (a, b)]
-    keys = dict.fromkeys(key for side in sides for report in side for key in report)
-    changes = [_finding(key, sides) for key in keys]
-    return sorted(changes, key=lambda c: (FATES.index(c["what"]), -max(c["a_saving_ms"], c["b_saving_ms"])))
 
 
 def _settings_of_jobs(a: Reports, b: Reports) -> Iterator[str]:
@@ -128,28 +127,6 @@ def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
     return (found, "") if found.low == found.low else (None, few)
 
 
-def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[FindingKey, tuple[str, float]]:
-    keyed = [((f["id"], tuple(f["ranks"])), f) for f in findings]
-    titles = {key: f["title"] for key, f in reversed(keyed)}
-    saving = savings_by_key((key, f["saving_alone_ms"]) for key, f in keyed)
-    return {key: (titles[key], ms) for key, ms in saving.items()}
-
-
-def _finding(key: FindingKey, sides: Sequence[Sequence[Mapping[FindingKey, tuple[str, float]]]]) -> dict[str, Any]:
-    found = [[report[key] for report in side if key in report] for side in sides]
-    a_ns, b_ns = (_ns(sum(ms for _, ms in mine) / len(side)) for mine, side in zip(found, sides, strict=True))
-    return {
-        "id": key[0],
-        "what": fate(a_ns if found[0] else None, b_ns if found[1] else None),
-        "title": next(title for mine in reversed(found) for title, _ in mine),
-        "ranks": list(key[1]),
-        "a_saving_ms": ms(a_ns),
-        "b_saving_ms": ms(b_ns),
-        "a_runs": len(found[0]),
-        "b_runs": len(found[1]),
-    }
-
-
 def _loss(loss: str, sides: Sequence[Reports]) -> dict[str, Any]:
     a_pct, b_pct = (_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in sides)
     a_ns, b_ns = (_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in sides)
@@ -176,193 +153,96 @@ def _ns(time_ms: float) -> int:
     return round(time_ms * NS_PER_MS)
 
 
-# Which lines of the code got slower from one side to the other, where owners were recorded?
-#
-# A line's time is the longer of its self times on host and device, per step and mean over ranks. Other user lines that
-# it calls are not included, so one slow line is one row. Lines move when a file is edited, so a
-# line is identified by its file, its function and its text; by its number only where the text was not recorded.
-#
-#     A  train.py:41  loss = model(x)   8.1 ms          train.py:44  loss = model(x)   8.1 -> 12.0 ms
-#     B  train.py:44  loss = model(x)  12.0 ms    ->
-
-Key = tuple[str, str, str]
-
-
-@dataclass(frozen=True)
-class OwnedLine:
-    """One source line of a run and its self time."""
-
-    file: str
-    line: int
-    function: str
-    module: str | None
-    #: the line's text, None if not recorded
-    source: str | None
-    #: the longer of its self times on host and device
-    own_ns: float
-
-    @property
-    def key(self) -> Key:
-        """Return the key of the line."""
-        return self.file, self.function, (self.source or "").strip() or str(self.line)
-
-
-# the lines of one run
-Lines = Mapping[Key, OwnedLine]
-
-
-@dataclass(frozen=True)
-class LineChange:
-    """One line on both sides."""
-
-    #: where it is, on B where B has it
-    row: OwnedLine
-    #: ms; 0 on a side that lacks it
-    difference: Difference
-    a_runs: int
-    #: how many runs have it
-    b_runs: int
-
-    @property
-    def what(self) -> str:
-        """Return `appeared`, `vanished`, `slower`, `faster` or, with too few runs, an empty text."""
-        if not self.a_runs or not self.b_runs:
-            return "appeared" if self.b_runs else "vanished"
-        if not self.difference.significant:
-            return ""
-        return "slower" if self.difference.change > 0 else "faster"
-
-    @property
-    def reason(self) -> str:
-        """Return why there is no interval, an empty text where there is one."""
-        return interval_or_reason(self.difference)[1] and "no interval: one run per side"
-
-
-def lines_by_key(lines: Iterable[OwnedLine]) -> Lines:
-    """Return the lines of one run by key; the last of those with equal keys."""
-    return {line.key: line for line in lines}
-
-
-def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[LineChange, ...]:
-    """Return the lines that differ, those that got slower most first; none where a run has no owners."""
-    sides = [[run for run in side if run is not None] for side in (a, b)]
-    if len(sides[0]) < len(a) or len(sides[1]) < len(b):
-        return ()
-    keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
-    found = [c for c in [_change(key, sides) for key in keys] if not same(c.difference.a, c.difference.b)]
-    return tuple(sorted(found, key=lambda c: -c.difference.change))
-
-
-def _change(key: Key, sides: Sequence[Sequence[Lines]]) -> LineChange:
-    rows = [[run.get(key) for run in side] for side in sides]
-    times = [[0.0 if row is None else row.own_ns / NS_PER_MS for row in side] for side in rows]
-    known = [row for side in reversed(rows) for row in side if row is not None]
-    counts = [sum(row is not None for row in side) for side in rows]
-    return LineChange(known[0], difference_of_numbers(times[0], times[1]), *counts)
-
-
-# What differs between two benchmarks: series of the same name, with intervals over their runs and steps.
-
-# numbers of a summary that the samples give more precisely
-_TIMES = (
-    "num_steps",
-    "num_runs",
-    "avg_step_time",
-    "std_step_time",
-    "median_step_time",
-    "min_step_time",
-    "max_step_time",
-)
-
-
-def _series(a: BenchSeries, b: BenchSeries) -> tuple[dict[str, Any], list[Metric]]:
-    runs = [[_settled(run) for run in one.samples_ns] for one in (a, b)]
-    step = difference(runs[0], runs[1])
-    row = {
-        "name": a.name,
-        "verdict": verdict_of(step),
-        "step_ms": _difference_json(step),
-        "num_runs": [len(runs[0]), len(runs[1])],
-        "num_steps": [sum(map(len, runs[0])), sum(map(len, runs[1]))],
-        "config_changes": list(_settings_that_differ(a.config, b.config)),
-    }
-    shared = [k for k in a.summary if k in b.summary and k not in _TIMES]
-    return row, [
-        Metric(f"{a.name}.step_ms", step.a, step.b, *interval_or_reason(step)),
-        *(Metric(f"{a.name}.{k}", a.summary[k], b.summary[k], None, ONE_VALUE) for k in shared),
-    ]
-
-
-def _settled(run_ns: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    times_ms = np.asarray(run_ns, float) / NS_PER_MS
-    return times_ms[slow_start(times_ms) :]
-
-
-def _settings_that_differ(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    for key in dict.fromkeys((*a, *b)):
-        if a.get(key) != b.get(key):
-            yield f"{key}: {a.get(key)} -> {b.get(key)}"
-
-
-def _notes(a: Sequence[BenchResults], b: Sequence[BenchResults], both: Sequence[str]) -> Iterator[str]:
-    commands = [sorted({r.command for r in side}) for side in (a, b)]
-    if commands[0] != commands[1]:
-        yield f"the sides come from different benchmarks ({', '.join(commands[0])} and {', '.join(commands[1])})"
-    if not both:
-        yield "no series has the same name on both sides: there is nothing to compare"
-
-
 _MAX_ROWS = 100
 NO_DIFFERENCE = "no difference found"
 
 
 def compare_json(
-    found: Comparison, samples: Sequence[Sequence[RunSamples]], reports: Sequence[Reports], *, judge: Judge,
-    code: Sequence[LineChange],
+    found: Comparison, samples: Sequence[Sequence[RunSamples]], reports: Sequence[Reports],
+    sources: Sequence[Sequence[Side]], *, judge: Judge,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the comparison of two sides of runs, by their samples and reports; `judge` holds gates against metrics."""
-    metrics = metrics_of(reports[0], reports[1], found)
+    """Return the comparison of two sides of runs, by their samples, reports, and lines and findings; `judge` holds
+    gates against metrics.
+    """
+    metrics, step = metrics_of(reports[0], reports[1], found), found.step
+    code = line_changes(*([run.lines for run in side] for side in sources))
+    findings = finding_changes(*sources)
     a, b = (_side(*side, found) for side in zip(samples, reports, strict=True))
     return plain(
         {
-            **_head(a=a, b=b),
-            "basis": found.basis,
-            "verdict": verdict_of(found.step),
-            "step_ms": _difference_json(found.step),
+            **head(a=a, b=b),
+            "basis": step.basis,
+            "verdict": verdict_of(step.code or step.difference),
+            "headline": headline(step),
+            "step_ms": difference_json(step.difference),
+            "code_ms": None if step.code is None else difference_json(step.code),
+            "core_wait_ms": _pair(step.core_wait_ms),
+            "cpu_ms": _pair(step.cpu_ms),
             "budget": [{"part": row.name, **_row(row)} for row in found.budget],
             "waterfall": waterfall_changes(*reports),
             "kernels": [_called(row) for row in found.kernels[:_MAX_ROWS]],
             "kernels_changed": len(found.kernels),
             "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
-            "code": [_line(line) for line in _both_ends(code)],
+            "code": [_line(line) for line in code[:_MAX_ROWS]],
             "code_changed": len(code),
-            "findings": finding_changes(*reports),
-            "metrics": [_metric_json(m) for m in metrics],
-            "gates": [_gate(g) for g in judge(metrics)],
+            "findings": [_finding(change) for change in findings],
+            "prediction": prediction_json(predicted(sources, findings, step)),
+            "metrics": [metric_json(m) for m in metrics],
+            "gates": [gate_json(g) for g in judge(metrics)],
             "notes": [*found.notes, *_settings_of_jobs(*reports)],
         }
     )
 
 
-def compare_bench_json(a: Sequence[BenchResults], b: Sequence[BenchResults], *, judge: Judge) -> dict[str, Any]:
-    """Return the comparison of two sides of benchmarks: of the series that both have."""
-    sides, names = (joined_series(a), joined_series(b)), [[one.name for one in side] for side in (a, b)]
-    both = [name for name in sides[0] if name in sides[1]]
-    compared = [_series(sides[0][name], sides[1][name]) for name in both]
-    metrics = [metric for _, several in compared for metric in several]
-    return plain(
-        {
-            **_head(**{side: {"name": _side_name(of), "runs": of} for side, of in zip("ab", names, strict=True)}),
-            "basis": "bench",
-            "series": [row for row, _ in compared],
-            "only_a": [name for name in sides[0] if name not in sides[1]],
-            "only_b": [name for name in sides[1] if name not in sides[0]],
-            "metrics": [_metric_json(m) for m in metrics],
-            "gates": [_gate(g) for g in judge(metrics)],
-            "notes": list(_notes(a, b, both)),
-        }
-    )
+def headline(step: StepDifference) -> str:
+    """Return the first sentence: what differs, and whether the machine may explain it."""
+    whole, code, waits = step.difference, step.code, step.core_wait_ms
+    verdict, by_code = verdict_of(whole), verdict_of(code or whole)
+    times = f"{_from_to(whole)} per step" if whole.change == whole.change else ""
+    opening = f"B is {by_code}" if by_code in _DIFFER else f"{by_code[:1].upper()}{by_code[1:]}"
+    if code is None or (verdict == by_code and not (whole.change < code.low or whole.change > code.high)):
+        return f"{opening}: {times} ({step.basis})." if times else f"{opening}."
+    waited = " and ".join(three_digits(ms or 0.0) for ms in waits)
+    machine = f"{times} in all; the training thread waited {waited} ms for a CPU core"
+    if by_code in _DIFFER:
+        return f"{opening}: {_from_to(code)} per step without waits for a CPU core ({machine})."
+    found = f"{times}, but the training thread waited {waited} ms for a CPU core"
+    return f"The machine, not the code, may explain the difference: {found}; {_from_to(code)} without these waits."
+
+
+def _from_to(found: Difference) -> str:
+    return f"{three_digits(found.a)} → {three_digits(found.b)} ms"
+
+
+_DIFFER = ("slower", "faster")
+
+
+def predicted(
+    sources: Sequence[Sequence[Side]],
+    findings: Sequence[FindingChange],
+    step: StepDifference,
+    *,
+    finding: str | None = None,
+) -> Prediction | None:
+    """Return what became of the savings of the findings that B no longer has, or of those with an id."""
+    return prediction(sources[0], findings, step.code or step.difference, finding=finding)
+
+
+def prediction_json(found: Prediction | None) -> dict[str, Any] | None:
+    """Return a prediction as JSON."""
+    return None if found is None else {**vars(found), "outcome": found.outcome, "sentence": _sentence(found)}
+
+
+def _sentence(found: Prediction) -> str:
+    def interval(middle: float, low: float | None, high: float | None) -> str:
+        between = "interval unknown" if low is None or high is None else f"{three_digits(low)} to {three_digits(high)}"
+        return f"{three_digits(middle)} ms ({between})"
+
+    predicted = interval(found.predicted_ms, found.low_ms, found.high_ms)
+    measured = interval(found.measured_ms, found.measured_low_ms, found.measured_high_ms)
+    ended = f": {found.outcome}" if found.outcome else ""
+    return f"Predicted saving for {', '.join(found.fixed)}: {predicted}, measured: {measured}{ended}."
 
 
 def verdict_of(step: Difference) -> str:
@@ -374,7 +254,8 @@ def verdict_of(step: Difference) -> str:
     return "slower" if step.change > 0 else "faster"
 
 
-def _difference_json(found: Difference) -> dict[str, Any]:
+def difference_json(found: Difference) -> dict[str, Any]:
+    """Return a difference as JSON, in percent of A too."""
 
     def pct(value: float | None) -> float | None:
         return None if value is None or not found.a else 100 * value / abs(found.a)
@@ -395,17 +276,18 @@ def _difference_json(found: Difference) -> dict[str, Any]:
     }
 
 
-def _head(**sides: Any) -> dict[str, Any]:
+def head(**sides: Any) -> dict[str, Any]:
+    """Return what every comparison begins with."""
     return {"schema": SCHEMA, "kind": "compare", "confidence": CONFIDENCE, **sides}
 
 
 def _side(runs: Sequence[RunSamples], reports: Reports, found: Comparison) -> dict[str, Any]:
     rows = [_run(run, report["verdict"], found) for run, report in zip(runs, reports, strict=True)]
-    return {"name": _side_name([r.name for r in runs]), "runs": rows}
+    return {"name": side_name([r.name for r in runs]), "runs": rows}
 
 
 def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, Any]:
-    times = run.logged if found.logged else run.periods
+    times = run.logged if found.step.logged else run.periods
     return {
         "name": run.name,
         "unprofiled_ms": ms_or_none(run.unprofiled_ns),
@@ -418,14 +300,26 @@ def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, A
     }
 
 
-def _side_name(names: Sequence[str]) -> str:
+def _pair(values: Sequence[float | None]) -> dict[str, float] | None:
+    a, b = values
+    return None if a is None or b is None else {"a": a, "b": b, "change": b - a}
+
+
+def _finding(change: FindingChange) -> dict[str, Any]:
+    line = None if change.line is None else {"file": change.line[0], "function": change.line[1], "text": change.line[2]}
+    times = {name: value or 0.0 for name in ("a_saving_ms", "b_saving_ms") for value in (getattr(change, name),)}
+    return {**vars(change), **times, "line": line}
+
+
+def side_name(names: Sequence[str]) -> str:
+    """Return the name of a side of one or several runs."""
     return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
 
 
 def _row(row: Row) -> dict[str, Any]:
     return {
         "what": row.what,
-        **_difference_json(row.difference),
+        **difference_json(row.difference),
         "p_among_all": row.p_among_all,
         "significant": row.significant if row.p_among_all is not None else None,
     }
@@ -446,13 +340,6 @@ def _called(row: Row) -> dict[str, Any]:
     }
 
 
-def _both_ends(code: Sequence[LineChange]) -> list[LineChange]:
-    if len(code) <= _MAX_ROWS:
-        return list(code)
-    largest = sorted(code, key=lambda line: -abs(line.difference.change))[:_MAX_ROWS]
-    return sorted(largest, key=lambda line: -line.difference.change)
-
-
 def _line(line: LineChange) -> dict[str, Any]:
     row = line.row
     return {
@@ -462,15 +349,16 @@ def _line(line: LineChange) -> dict[str, Any]:
         "module": row.module,
         "source": row.source,
         "what": line.what,
-        **_difference_json(line.difference),
+        **difference_json(line.difference),
         "reason": line.reason,
         "a_runs": line.a_runs,
         "b_runs": line.b_runs,
     }
 
 
-def _metric_json(m: Metric) -> dict[str, Any]:
-    doubt = _difference_json(m.difference) if m.difference else {}
+def metric_json(m: Metric) -> dict[str, Any]:
+    """Return a number of both sides as JSON."""
+    doubt = difference_json(m.difference) if m.difference else {}
     change = None if m.a is None or m.b is None else m.b - m.a
     centre = {} if m.difference is None else {k: doubt[k] for k in doubt if k not in ("a", "b", "change", "change_pct")}
     return {
@@ -484,5 +372,6 @@ def _metric_json(m: Metric) -> dict[str, Any]:
     }
 
 
-def _gate(g: GateResult) -> dict[str, Any]:
+def gate_json(g: GateResult) -> dict[str, Any]:
+    """Return the result of a gate as JSON."""
     return {"fail_on": str(g.gate), "holds": g.holds, "value": g.value, "said": g.said}

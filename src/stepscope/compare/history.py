@@ -21,10 +21,11 @@ import numpy as np
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.ledger import PRODUCTIVE, ledger_of
-from stepscope.analyze.log_stragglers import lateness
+from stepscope.analyze.log_stragglers import log_lateness
 from stepscope.analyze.sampled import load_run
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
+from stepscope.contract.student import t_quantile
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.cache import code_key
 from stepscope.document.report import report_json
@@ -34,7 +35,7 @@ from stepscope.run.attempts import attempts_of, sibling_folders
 from stepscope.run.side_files import StepLog, readable_step_logs, unprofiled_step
 from stepscope.run.sources import holds_traces
 from stepscope.side_file import is_number
-from stepscope.stats.robust import holm, t_quantile
+from stepscope.stats.robust import holm
 from stepscope.trace.cache_place import content_key
 from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import json_text, ms
@@ -193,7 +194,7 @@ def _hosts(description: Mapping[str, Any]) -> dict[int, str]:
 
 def _slowdowns(logs: Sequence[StepLog]) -> dict[int, float]:
     # own time of each rank, not its ratio to the others: hosts are compared with each other later
-    return _relative({late.rank: late.others_ns + late.late_ns for late in lateness(logs, window_steps=_WINDOW_STEPS)})
+    return _relative({one.rank: one.own_ns for one in log_lateness(logs, window_steps=_WINDOW_STEPS)})
 
 
 def _own_ms(rank: Mapping[str, Any]) -> float | None:

@@ -3,7 +3,7 @@
 Times without the profiler are compared where both sides have them, else times with it: never one with the other.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import nan
 
 import numpy as np
@@ -11,21 +11,12 @@ import numpy.typing as npt
 
 from stepscope.analyze.budget import PARTS
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, StepTimes
-from stepscope.document.report import ms_or_none
+from stepscope.contract.student import t_quantile, t_two_sided
+from stepscope.document.rows import ms_or_none
 from stepscope.records import dataclass
-from stepscope.stats.robust import (
-    CONFIDENCE,
-    MIN_SAMPLES,
-    Difference,
-    detectable,
-    difference,
-    holm,
-    mean_errors,
-    same,
-    t_quantile,
-    t_two_sided,
-)
-from stepscope.units import ms
+from stepscope.stats.change import WAIT_SHARES, Location, mean, unpaired, without_waits
+from stepscope.stats.robust import CONFIDENCE, MIN_SAMPLES, Difference, detectable, holm, mean_errors, same, typical
+from stepscope.units import NS_PER_MS, ms
 
 # Which of many named times differ between two sides: parts of the budget, kernels, operators?
 #
@@ -132,56 +123,30 @@ def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Di
     return Difference(float(a), float(b), change - width, change + width, p, detectable(se, df))
 
 
-# Status of a finding from one run to the next, for comparisons and investigations.
-#
-#     came          only the second side has it
-#     went          only the first side has it
-#     mostly gone   both have it, less than half of its saving is left to gain
-#     grew          both have it, its saving has more than doubled
-#     stayed        both have it, about as it was
-#
-# Findings are identified by id and ranks: a straggler that moves to another rank is one resolved and one new finding.
-
-CAME, WENT, MOSTLY_GONE, GREW, STAYED = "came", "went", "mostly gone", "grew", "stayed"
-# in display order: regressions first
-FATES = (CAME, GREW, WENT, MOSTLY_GONE, STAYED)
-FIXED = (WENT, MOSTLY_GONE)
-_HALF = 0.5
-
-Key = tuple[str, tuple[int, ...]]
-
-
-def fate(before: float | None, after: float | None) -> str:
-    """Return the status of a finding whose fix saved `before` and saves `after`; None where a side lacks it."""
-    if before is None or after is None:
-        return WENT if after is None else CAME
-    if after < _HALF * before:
-        return MOSTLY_GONE
-    return GREW if before < _HALF * after else STAYED
-
-
-def savings_by_key(findings: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Return what findings of one id and the same ranks save, those of one key together."""
-    out: dict[Key, float] = {}
-    for key, saving in findings:
-        out[key] = out.get(key, 0.0) + saving
-    return out
-
-
 UNPROFILED, PROFILED = "unprofiled", "profiled"
-_FEW = 8
+_FEW, _STRETCHES = 8, 10
+_TINY = 1e-12
+# how well waits for a core are known: measured, 0 to 3 % of them are missing or too many
+_WAIT_ERROR = 0.03
+# half the distance of the shares of the waits that are tried
+_HALF_SHARE = (WAIT_SHARES[1] - WAIT_SHARES[0]) / 2
 
 
 @dataclass(frozen=True)
 class StepDifference:
     """The step of two sides."""
 
-    #: ms; mean over runs of the mean of the middle half of the steps
+    #: ms; mean of the middle half of the steps
     difference: Difference
     #: `unprofiled` or `profiled`: what the step times are
     basis: str
     #: whether they are those of the step logs; if not they are the profiled periods
     logged: bool
+    #: the same steps without waits for a core; None where these are unknown
+    code: Difference | None = None
+    #: by side, ms per step of the training thread: its waits for a core, its CPU time; None where unknown
+    core_wait_ms: tuple[float | None, ...] = (None, None)
+    cpu_ms: tuple[float | None, ...] = (None, None)
     notes: tuple[str, ...] = ()
 
 
@@ -189,10 +154,7 @@ class StepDifference:
 class Comparison:
     """Two sides, each one or several runs."""
 
-    step: Difference
-    basis: str
-    #: these three as in `StepDifference`
-    logged: bool
+    step: StepDifference
     #: numbers of the report with samples, by their dotted names
     sampled: dict[str, Difference]
     budget: tuple[Row, ...]
@@ -206,9 +168,7 @@ def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
     """Return what differs between two sides."""
     step = step_difference(a, b)
     return Comparison(
-        step=step.difference,
-        basis=step.basis,
-        logged=step.logged,
+        step=step,
         sampled=dict(_sampled(a, b, logged=step.logged)),
         budget=_budget_rows(a, b, basis=step.basis),
         kernels=changed_rows([r.kernels for r in a], [r.kernels for r in b]),
@@ -221,14 +181,81 @@ def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepD
     """Return the difference of the step: without the profiler where that is known of all runs, else with it."""
     runs = [*a, *b]
     if all(r.logged is not None and len(r.logged.dur_ns) >= MIN_SAMPLES for r in runs):
-        return StepDifference(difference(_series(a, "logged"), _series(b, "logged")), UNPROFILED, True)
-    measured = difference(_series(a, "periods"), _series(b, "periods"))
+        found, (waits, cpu) = step_change(_wall(a), _wall(b)), _thread_times(a, b)
+        return StepDifference(found, UNPROFILED, True, _code(a, b), waits, cpu)
+    measured = step_change(_series(a, "periods"), _series(b, "periods"))
     values = [[ms(r.unprofiled_ns) for r in side if r.unprofiled_ns is not None] for side in (a, b)]
     if len(values[0]) + len(values[1]) < len(runs):
         return StepDifference(measured, PROFILED, False)
     note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
     found = _recentred(measured, float(np.mean(values[0])), float(np.mean(values[1])))
-    return StepDifference(found, UNPROFILED, False, (note,))
+    return StepDifference(found, UNPROFILED, False, notes=(note,))
+
+
+def step_change(a: Sequence[Floats], b: Sequence[Floats], *, location: Location = typical) -> Difference:
+    """Return the difference of the step times of two sides in their unit, nan where a side has none."""
+    found, before, after = unpaired(a, b, location=location), _location_of(a, location), _location_of(b, location)
+    if found is None or found.p_value is None:
+        return Difference(before, after, nan, nan, None, None)
+    low, high = (before * (ratio - 1) for ratio in (found.low, found.high))
+    least = None if found.detectable is None else before * (found.detectable - 1)
+    return Difference(before, after, low, high, found.p_value, least)
+
+
+def _location_of(side: Sequence[Floats], location: Location) -> float:
+    known = [float(np.log(max(float(location(run)), _TINY))) for run in side if len(run)]
+    return float(np.exp(np.mean(known))) if known else nan
+
+
+def _code(*sides: Sequence[StepSamples]) -> Difference | None:
+    """Return the difference without waits for a core, None where these are unknown.
+
+    The interval is wider by the change of the waits, as far as these are known or the step includes them: the machine
+    may have changed the step by that.
+    """
+    runs = [[np.array([r.logged.wall_ms, waits]) for r in side if r.logged and (waits := r.logged.waits_ms) is not None]
+            for side in sides]  # fmt: skip
+    if any(len(known) < len(side) for known, side in zip(runs, sides, strict=True)):
+        return None
+    runs = [[run[:, np.isfinite(run[1])] for run in side] for side in runs]
+    one_thread = all(r.logged and r.logged.one_thread for side in sides for r in side)
+    share, error = (1.0, _WAIT_ERROR) if one_thread else (_waits_share([*runs[0], *runs[1]]), _HALF_SHARE)
+    found = step_change(*([without_waits(run, share) for run in side] for side in runs))
+    if found.p_value is None:
+        return found
+    before, after = (float(np.mean([typical(run[1]) for run in side])) for side in runs)
+    moved = error * abs(after - before)
+    low, high = max(found.low - moved, -found.a), found.high + moved
+    p_value = found.p_value if low * high > 0 else max(found.p_value, 1 - CONFIDENCE)
+    return Difference(found.a, found.b, low, high, p_value, (found.detectable or 0.0) + moved)
+
+
+def _thread_times(*sides: Sequence[StepSamples]) -> Iterator[tuple[float | None, ...]]:
+    logged = [[run.logged for run in side if run.logged is not None] for side in sides]
+    of_waits = [[run.waits_ms for run in side] for side in logged]
+    of_cpu = [[None if run.cpu_ns is None else run.cpu_ns / NS_PER_MS for run in side] for side in logged]
+    for known in (of_waits, of_cpu):
+        yield tuple(
+            None
+            if any(ms is None for ms in side)
+            else float(np.mean([typical(ms[np.isfinite(ms)]) for ms in side if ms is not None]))
+            for side in known
+        )
+
+
+def _waits_share(runs: Sequence[Floats]) -> float:
+    """Return the share of the waits for a core without which long stretches of each run agree best."""
+    whole = [_stretches(run[0]).var() or 1.0 for run in runs]
+    return min(
+        WAIT_SHARES,
+        key=lambda share: sum(
+            float(_stretches(without_waits(run, share)).var() / var) for run, var in zip(runs, whole, strict=True)
+        ),
+    )
+
+
+def _stretches(times: Floats) -> Floats:
+    return np.array([part.mean() for part in np.array_split(times, min(_STRETCHES, len(times)))])
 
 
 def _budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str) -> tuple[Row, ...]:
@@ -251,17 +278,17 @@ def _budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str
     )
 
 
+def _wall(runs: Sequence[StepSamples]) -> list[Floats]:
+    return [run.logged.wall_ms for run in runs if run.logged is not None]
+
+
 def _series(runs: Sequence[StepSamples], name: str) -> list[Floats]:
     return [found.ms if (found := getattr(r, name)) is not None else np.empty(0) for r in runs]
 
 
-_OF_STEADINESS: dict[str, Callable[[Floats], Floats]] = {
+_OF_STEADINESS: dict[str, Location] = {
     "median_ms": lambda x: np.asarray(np.median(x, axis=-1)),
-    "mean_ms": lambda x: np.asarray(x.mean(axis=-1)),
-    "p10_ms": lambda x: np.asarray(np.percentile(x, 10, axis=-1)),
-    "p90_ms": lambda x: np.asarray(np.percentile(x, 90, axis=-1)),
-    "p99_ms": lambda x: np.asarray(np.percentile(x, 99, axis=-1)),
-    "steps_per_s": lambda x: np.asarray(1000 / x.mean(axis=-1)),
+    "mean_ms": mean,
 }
 
 
@@ -269,17 +296,13 @@ def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) 
     sides = (a, b)
     if all(r.periods is not None and r.profiled_ns is not None for r in (*a, *b)):
         values = [float(np.mean([ms_or_none(r.profiled_ns) for r in side])) for side in sides]
-        yield (
-            "step.profiled_ms",
-            _recentred(
-                difference(_series(a, "periods"), _series(b, "periods"), statistic=_OF_STEADINESS["median_ms"]), *values
-            ),
-        )
+        found = step_change(_series(a, "periods"), _series(b, "periods"), location=_OF_STEADINESS["median_ms"])
+        yield "step.profiled_ms", _recentred(found, *values)
     steady = [[r.logged or r.recorded for r in side] for side in sides]
     if _same_source([s for side in steady for s in side]):
         series = [[s.ms for s in side if s is not None] for side in steady]
-        for name, statistic in _OF_STEADINESS.items():
-            found = difference(series[0], series[1], statistic=statistic)
+        for name, location in _OF_STEADINESS.items():
+            found = step_change(series[0], series[1], location=location)
             yield f"steadiness.{name}", found
             if name == "median_ms" and logged and all(r.unprofiled_ns is not None for r in (*a, *b)):
                 values = [float(np.mean([ms_or_none(r.unprofiled_ns) for r in side])) for side in sides]

@@ -18,7 +18,8 @@ from stepscope.document.light import step_ns
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.light import LightRun
 from stepscope.run.rank import Rank
-from stepscope.stats.robust import slow_start
+from stepscope.run.side_files import StepLog
+from stepscope.stats.robust import MIN_SAMPLES, slow_start
 from stepscope.trace.table import EventKind
 from stepscope.units import NS_PER_MS
 
@@ -34,11 +35,29 @@ class StepTimes(ArrayRecord):
     warm_up_steps: int
     #: `step logs`, `recorded steps` or `device periods`
     source: str
+    #: how long the training thread was ready and had no core, in `dur_ns` and in addition to it, and how long it ran;
+    #: NaN in steps where that is unknown, None where it is in most
+    wait_ns: Floats | None = None
+    lost_ns: Floats | None = None
+    cpu_ns: Floats | None = None
+    #: one rank without a device: its waits for a core are all in the step
+    one_thread: bool = False
 
     @property
     def ms(self) -> Floats:
         """Return the times in the unit of the report, in which differences are given."""
         return np.asarray(self.dur_ns / NS_PER_MS)
+
+    @property
+    def wall_ms(self) -> Floats:
+        """Return the times by the clock on the wall."""
+        return self.ms if self.lost_ns is None else self.ms + np.nan_to_num(self.lost_ns) / NS_PER_MS
+
+    @property
+    def waits_ms(self) -> Floats | None:
+        """Return the waits for a core, in the steps or in addition to them."""
+        known = [ns for ns in (self.wait_ns, self.lost_ns) if ns is not None]
+        return np.sum(known, axis=0) / NS_PER_MS if known else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,7 +113,7 @@ def step_samples(account: Account) -> StepSamples:
     step = account.step
     return StepSamples(
         name=account.run.name,
-        logged=_settled(log_series(account.run.logs)),
+        logged=_logged(account.run.logs),
         recorded=_settled(recorded_series(account.run)),
         periods=_settled(_periods(*_with_steps(account))),
         unprofiled_ns=None if step is None or step.unprofiled_ns is None else round(step.unprofiled_ns),
@@ -124,7 +143,7 @@ def light_samples(run: LightRun) -> RunSamples:
     none = PerStepTimes((), np.empty((0, 0)), np.empty((0, 0)))
     return RunSamples(
         name=run.name,
-        logged=_settled(log_series(run.logs)),
+        logged=_logged(run.logs),
         recorded=None,
         periods=None,
         unprofiled_ns=step_ns(run.logs),
@@ -145,6 +164,27 @@ def _with_steps(account: Account) -> tuple[list[Rank], list[RankBudget]]:
         if view.budget is not None and view.rank.steps.known and not (view.budget.periods.step == NO_STEP).any()
     ]
     return [rank for rank, _ in pairs], [budget for _, budget in pairs]
+
+
+def _logged(logs: Sequence[StepLog]) -> StepTimes | None:
+    series = log_series(logs)
+    if series is None:
+        return None
+    first = slow_start(series.dur_ns)
+    waited, lost, ran = (_by_step(logs, f"cpu.{name}_ns", series.step[first:]) for name in ("delay", "lost", "run"))
+    one_thread = len(logs) == 1 and not (logs[0].device_ns > 0).any()
+    return StepTimes(series.dur_ns[first:], first, series.source, waited, lost, ran, one_thread)
+
+
+def _by_step(logs: Sequence[StepLog], column: str, steps: Int64s) -> Floats | None:
+    """Return a column of the step logs for some steps, median over ranks."""
+    values = [(log.step, log.column(column)) for log in logs]
+    known = [(step[keep], ns[keep].astype(np.int64)) for step, ns in values for keep in (np.isfinite(ns),)]
+    found, out = median_over_ranks(known, source=column), np.full(len(steps), np.nan)
+    if found is not None:
+        at = np.minimum(np.searchsorted(found.step, steps), len(found.step) - 1)
+        out = np.where(found.step[at] == steps, found.dur_ns[at], np.nan)
+    return out if np.isfinite(out).sum() >= max(MIN_SAMPLES, len(steps) / 2) else None
 
 
 def _settled(series: Series | None) -> StepTimes | None:

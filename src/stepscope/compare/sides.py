@@ -6,21 +6,13 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import Gate, GateResult, numbers
-from stepscope.compare.document import (
-    ONE_SIDE,
-    ONE_VALUE,
-    Lines,
-    Metric,
-    OwnedLine,
-    compare_json,
-    line_changes,
-    lines_by_key,
-)
+from stepscope.compare.document import ONE_SIDE, ONE_VALUE, Metric, compare_json
+from stepscope.compare.findings import Side, code_side
 from stepscope.compare.runs import compare
 from stepscope.compare.samples import RunSamples, light_samples, run_samples
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.light import light_json
-from stepscope.document.report import CodeRow, code_view, report_json
+from stepscope.document.report import report_json
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.light import LightRun
@@ -132,8 +124,7 @@ class ComparedRun(ArrayRecord):
 
     samples: RunSamples
     report: dict[str, Any]
-    #: None without owners
-    lines: Lines | None
+    source: Side
     #: one line for each thing of the run that could not be read
     not_read: tuple[str, ...]
     #: a rank could not be read
@@ -150,8 +141,8 @@ def comparison_document(
         compare(samples[0], samples[1]),
         samples,
         reports,
+        [[run.source for run in side] for side in (a, b)],
         judge=lambda metrics: judge_changes(gates, metrics, reports[0], reports[1]),
-        code=line_changes([run.lines for run in a], [run.lines for run in b]),
     )
 
 
@@ -162,22 +153,10 @@ def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
     """Return what a comparison needs of a run."""
     run = account.run
     report = report_json(account, diagnosis)
-    return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
+    source = code_side(account, diagnosis)
+    return ComparedRun(run_samples(account), report, source, tuple(incomplete(run)), bool(run.unreadable))
 
 
 def compared_light_run(run: LightRun) -> ComparedRun:
     """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
-    return ComparedRun(light_samples(run), light_json(run), None, (), False)
-
-
-def code_lines(account: Account) -> Lines | None:
-    """Return the lines of a run by key, None without owners."""
-    view = code_view(account)
-    if view is None:
-        return None
-    return lines_by_key(line for row in reversed(view.lines) if (line := _owned(row)).own_ns > 0)
-
-
-def _owned(row: CodeRow) -> OwnedLine:
-    own_ns = max(row.own_host_ns, row.own_device_ns)
-    return OwnedLine(row.file, row.line, row.function, row.module, row.source, own_ns)
+    return ComparedRun(light_samples(run), light_json(run), Side(None, ()), (), False)

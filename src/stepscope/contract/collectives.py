@@ -22,6 +22,9 @@ OPS = (
 )
 OP_CODE = {name: code for code, name in enumerate(OPS)}
 
+# operations that can be calibrated and predicted
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
+
 # First match wins; the text is lower case without underscores. A barrier may be carried out as an all-reduce.
 _PATTERNS = (
     ("barrier", BARRIER),
@@ -91,3 +94,12 @@ def bus_factor(op: str, ranks: int) -> float:
     if op == ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER) else 1.0
+
+
+def ring_steps(op: str, ranks: int) -> int:
+    """Return the hops that one byte's result waits for: the multiple of the latency.
+
+    >>> ring_steps("all_reduce", 4), ring_steps("all_gather", 4), ring_steps("send_recv", 4)
+    (6, 3, 1)
+    """
+    return {"all_reduce": 2 * (ranks - 1), "send_recv": 1}.get(op, ranks - 1)

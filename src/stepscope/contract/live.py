@@ -11,11 +11,13 @@ The window begins at a step that no rank has reached, so all ranks open it toget
 who may write into the folder may have written these files: each number is looked at. Standard library only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepscope.contract.lateness import LateRank
 from stepscope.contract.run_folder import json_object_in, rank_file
+from stepscope.units import ms
 
 LIVE_FOLDER = "live"
 REQUEST = "request.jsonl"
@@ -194,7 +196,7 @@ def _text(value: object) -> str | None:
 # only.
 
 LOOKS = 3
-GOOD_SLOWDOWN = 1.05
+_GOOD_SLOWDOWN = 1.05
 _BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
 STRAGGLER, REGRESSION = "straggler", "regression"
 BAD, GOOD, BETWEEN = "bad", "good", "between"
@@ -252,64 +254,21 @@ class Alarms:
         self._in_a_row.pop(key, None)
 
 
+def straggler_states(judged: Iterable[LateRank]) -> dict[Key, tuple[str, str]]:
+    """Return for each rank whether it is late, and in words."""
+    states: dict[Key, tuple[str, str]] = {}
+    for late in judged:
+        is_good = late.slowdown < _GOOD_SLOWDOWN
+        how = f"{ms(late.late_ns):.2f} ms late per step ({late.slowdown:.2f} x the others)"
+        words = f"rank {late.rank} is {how}" if not is_good else f"rank {late.rank} keeps up again"
+        states[STRAGGLER, late.rank] = (BAD if late.is_late else GOOD if is_good else BETWEEN, words)
+    return states
+
+
 def regression_state(step_ns: float, first_step_ns: float) -> str:
     """Return whether steps take too long against the first ones."""
     ratio = step_ns / first_step_ns
     return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < _GOOD_REGRESSION else BETWEEN
-
-
-# Which ranks make the others wait, from each rank's own time: its time per step without waits.
-#
-# A plain z-score of n ranks never exceeds sqrt(n - 1), so that over a threshold of 2 it cannot fire with five ranks or
-# fewer. So each rank is held against the others alone:
-#
-#     late  = own - median(others)
-#     noise = max(1.4826 x MAD(others), 2 % of their median)
-#     score = late / noise                  a straggler has score >= threshold and own >= 1.1 x mean(others)
-#
-# Standard library only: the job scores itself while it runs, the desk scores what it left.
-
-DEFAULT_WINDOW_STEPS = 100
-DEFAULT_SCORE = 2.0
-DEFAULT_SLOWDOWN = 1.10
-# own times of equal ranks differ by this share of a step at least, so a smaller spread is luck
-NOISE_SHARE = 0.02
-
-
-class RankScore(NamedTuple):
-    """One rank compared with the others."""
-
-    rank: int
-    own_ms: float
-    #: own time beyond the median of the others'; negative where it is faster
-    late_ms: float
-    #: own time / mean own time of the others
-    slowdown: float
-    score: float
-    straggler: bool
-
-
-def rank_scores(
-    own_ms: Mapping[int, float], *, threshold: float = DEFAULT_SCORE, slowdown: float = DEFAULT_SLOWDOWN
-) -> list[RankScore]:
-    """Return the score of every rank, the latest first; none with fewer than two ranks.
-
-    >>> [s.rank for s in rank_scores({0: 10.0, 1: 10.2, 2: 14.0}) if s.straggler]
-    [2]
-    """
-    from statistics import fmean, median  # only where ranks are compared: it takes long to import
-
-    scores = []
-    for rank, own in own_ms.items():
-        others = [value for other, value in own_ms.items() if other != rank]
-        if not others or median(others) <= 0:
-            continue
-        late = own - median(others)
-        sigma = 1.4826 * median(abs(value - median(others)) for value in others)
-        score = late / max(sigma, NOISE_SHARE * median(others))
-        times = own / fmean(others)
-        scores.append(RankScore(rank, own, late, times, score, score >= threshold and times >= slowdown))
-    return sorted(scores, key=lambda s: -s.late_ms)
 
 
 # What both sides of `stepscope tune` know: the file that a trial leaves, and the names of what it can set in a job.

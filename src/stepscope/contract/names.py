@@ -23,6 +23,15 @@ PARTS = {
     "unknown": "cause unknown",
     "other": "other",
 }
+#: the part of the step that a fault explains
+PART_OF_FAULT = {
+    "data-loading": "data_loading",
+    "launch-overhead": "launch_gap",
+    "host-device-sync": "host_sync",
+    "host-to-device-copy": "copy",
+    "host-stall": "host_stall",
+    "allocator": "allocator",
+}
 #: losses between the chip's peak and the achieved FLOP rate
 LOSSES = {
     **PARTS,
@@ -53,7 +62,7 @@ KINDS = {
     "other": PARTS["other_compute"],
     "transfer": "communication",
     "unmatched": PARTS["unmatched"],
-    "copy": PARTS["copy"],
+    "copy": "copies",
     "range": "host range",
     "idle": "idle, with its cause",
     "wait": PARTS["wait"],
@@ -81,18 +90,10 @@ PATH = {
     "host": "host",
     "kernel": PARTS["compute"],
     "collective": "communication",
-    "copy": PARTS["copy"],
+    "copy": "copies",
     "set": "memset",
     "launch": "launch latency and gaps",
     "other": "other",
-}
-#: what became of a finding from one run to the next
-FINDING_STATUS = {
-    "came": "new",
-    "grew": "grew",
-    "went": "resolved",
-    "mostly gone": "mostly resolved",
-    "stayed": "remains",
 }
 
 

@@ -4,6 +4,7 @@
     WANDB_API_KEY=abc       WANDB_API_KEY=<redacted>
     https://me:pw@host/a?s  https://host/a                user, query and fragment of every address
     x hf_AbC...             x <redacted>                  by a well-known form of access tokens
+    -u me:abc -p abc        -u <redacted> -p <redacted>   `-u` with a colon; `-p` unless it is a port
 
 Names of ordinary training options stay: `--tokenizer`, `--pad-token`, `--image-key`, `--max-tokens 512`.
 Standard library only: both sides import it.
@@ -37,9 +38,13 @@ _ALWAYS = re.compile(
     rf"|(?:^|_)(?:{_ISSUER.replace(' ', '|')})_?(?:token|key)s?(?:_id)?$"
     r"|(?:^|_)auth(?:_|$)|^(?:token|key)$"
 )
-_AMBIGUOUS = re.compile(r"(?:^|_)(?:([a-z0-9]+)_)?(?:token|key|pass|pwd)$")
+_AMBIGUOUS = re.compile(r"(?:^|_)(?:([a-z0-9]+)_)?(?:token|key|pass|pwd|pw|pat|sas|sig|signature)$")
 _SWITCH = r"(?:true|false|yes|no|on|off|none|null|auto)?"
 _HARMLESS_IF_AMBIGUOUS = re.compile(rf"{_SWITCH}|[-+.\d]+(?:e[-+]?\d+)?|<.*>|\[.*\]", re.IGNORECASE)
+
+# options that are secrets by their values alone; `-p` is a password, or a port
+_HARMLESS_AS_PORT = re.compile(r"[\d.:]*|<.*>")
+_HARMLESS_AS_USER = re.compile(r"[^:]*|\d+:\d+")  # not `name:password`
 
 _SCHEME = r"[a-zA-Z0-9][a-zA-Z0-9+.-]*://"
 _ADDRESS = re.compile(rf"(?<![a-zA-Z0-9+.-]){_SCHEME}(?:(?![,;|]{_SCHEME})[^\s'\"])+")
@@ -124,8 +129,12 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _harmless_values(name: str) -> re.Pattern[str] | None:
+    if name == "-p":
+        return _HARMLESS_AS_PORT
     words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
     if _ALWAYS.search(words):
         return re.compile(_SWITCH, re.IGNORECASE)
+    if name == "-u" or words.endswith("user"):
+        return _HARMLESS_AS_USER
     ambiguous = _AMBIGUOUS.search(words.removesuffix("_id"))
     return _HARMLESS_IF_AMBIGUOUS if ambiguous and ambiguous[1] not in _ORDINARY.split() else None

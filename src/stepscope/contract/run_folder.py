@@ -5,7 +5,6 @@
     rank00000.steps.jsonl       every step, profiled or not
     rank00000.samples.jsonl     stacks of all Python threads at moments spread over the run
     rank00000.telemetry.jsonl   state, power and energy counters of the device and the host
-    power_model.jsonl           watts and speed by clock and power limit, from a sweep on the same kind of device
     rank00000.owners.json.gz    whose line each operator is, from one step with Python frames
     source/                     the text of the user's files in those frames
     rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
@@ -35,7 +34,8 @@ CACHE_FOLDER = ".stepscope"
 LAUNCH = "launch.jsonl"
 SOURCE_FOLDER = "source"
 TELEMETRY = "telemetry.jsonl"
-POWER_MODEL = "power_model.jsonl"
+# in the folder of `stepscope tune`
+TUNE_JSON = "tune.json"
 
 
 def rank_file(rank: int, what: str) -> str:

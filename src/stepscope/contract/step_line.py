@@ -13,10 +13,13 @@ collectives of NCCL over the last steps, waits included.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache, lru_cache
+from math import nan
 from typing import Any, NotRequired, TypedDict
+
+from stepscope.contract.lateness import StepTimes
 
 # the phases of a recording: up to the window, the profiler's own warm-up, the window itself, and later
 BEFORE, WARMUP, WINDOW, AFTER = "before", "warmup", "window", "after"
@@ -63,20 +66,30 @@ class StepLine(TypedDict):
     collectives: NotRequired[dict[str, Any]]
 
 
-def waited_ns(step: Mapping[str, Any]) -> int | None:
-    """Return how long a step waited for the other ranks, on the host for gradients, else with NCCL on the device.
-
-    None where that was not measured: of short steps, regions and collectives are timed in a few of them only. On the
-    device it includes the transfers; what the rank with the least of it has is no wait (`device_ns_of`).
-    """
-    regions = step.get("regions")
-    ns = _count(regions.get(GRADIENT_SYNC), "ns") if isinstance(regions, Mapping) else None
-    return device_ns_of(step) if ns is None else ns
+def counts(line: Mapping[str, Any]) -> bool:
+    """Return whether a step ran without the profiler, its warm-up included."""
+    return not line.get("profiled") and line.get("phase") != WARMUP
 
 
-def device_ns_of(step: Mapping[str, Any]) -> int | None:
-    """Return the time per step in collectives on the device, None where that was not measured."""
-    return _count(step.get("collectives"), "device_ns")
+def waited_ns(line: Mapping[str, Any]) -> int | None:
+    """Return how long a step waited on the host for the others' gradients, None where that was not measured."""
+    regions = line.get("regions")
+    return _count(regions.get(GRADIENT_SYNC), "ns") if isinstance(regions, Mapping) else None
+
+
+def times_of_lines(lines: Sequence[Mapping[str, Any]]) -> StepTimes:
+    """Return the columns of steps that own times need; the first ones of a process do not count."""
+    host = [waited_ns(line) for line in lines]
+    device = [_count(line.get("collectives"), "device_ns") for line in lines]
+    plain = [counts(line) for line in lines]
+    settled = [True, *plain]  # not right after the profiler: ranks still wait for each other's export
+    return StepTimes(
+        [line["step"] for line in lines],
+        [line["dur_ns"] for line in lines],
+        [nan if ns is None else float(ns) for ns in host],
+        [nan if ns is None else float(ns) for ns in device],
+        [all(both) and x["step"] >= FIRST_STEPS for x, *both in zip(lines, plain, settled, strict=False)],
+    )
 
 
 def _count(found: object, name: str) -> int | None:

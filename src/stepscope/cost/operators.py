@@ -272,6 +272,19 @@ class KernelClass:
     dtype: str | None
 
 
+NO_NAME = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
+
+
+def function_of(name: str) -> str:
+    """Return the name of the function alone, without return type, namespaces, brackets and parameters.
+
+    >>> function_of("void at::native::(anonymous namespace)::softmax_warp_forward<float, 11>(float*)")
+    'softmax_warp_forward'
+    """
+    head = re.split(r"[<(]", NO_NAME.sub("anonymous", name), maxsplit=1)[0].strip()
+    return head.rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
+
+
 @lru_cache(maxsize=1024)
 def kernel_class(name: str) -> KernelClass:
     """Return family, tensor-core use and operand type of a kernel. Communication kernels are OTHER.

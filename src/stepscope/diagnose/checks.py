@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.chip import abilities
 from stepscope.analyze.efficiency import precision_shares
 from stepscope.analyze.host_time import data_loading as loading_spans
-from stepscope.analyze.kernels import abilities
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE, element_bytes
 from stepscope.contract.names import PARTS
 from stepscope.intervals import covered_ns, union
-from stepscope.records import dataclass
+from stepscope.records import Row
 from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.stats.robust import among, distinct
 from stepscope.units import ms, readable_bytes
@@ -35,48 +35,18 @@ class Measurement(NamedTuple):
     how: str
 
 
-@dataclass(frozen=True)
-class Check:
-    """One item of a check list. The fields are those of the report's JSON."""
-
-    id: str
-    value: float | None
-    good: str
-    bad: str | None  # None if no limit is established
-    status: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Item:
-    """One check of a guide and its remedy."""
-
-    check: Check
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Guide:
-    """A check list for one subject."""
-
-    id: str
-    title: str
-    why: str  # the measurement that makes the guide apply
-    items: tuple[Item, ...]
-
-
 _Measure = Callable[[Account], Measurement]
 # template of `Guide.why` -> conditions that must all hold; their measurements are the template's arguments
 _Triggers = Mapping[str, tuple[tuple[_Measure, str], ...]]
 _T = TypeVar("_T")
 
 
-def checks_of(account: Account) -> list[Check]:
+def checks_of(account: Account) -> list[Row]:
     """Return the general check list, measured."""
-    return [_checked(account, *row) for row in _CHECKS]
+    return [_checked(account, *row, general=True) for row in _CHECKS]
 
 
-def guides_of(account: Account) -> list[Guide]:
+def guides_of(account: Account) -> list[Row]:
     """Return the guides that apply to the run."""
     whys = ((title, next(_whys(account, triggers), None)) for title, (triggers, *_) in _GUIDES.items())
     return [guide_of(account, title, why=why) for title, why in whys if why is not None]
@@ -84,7 +54,7 @@ def guides_of(account: Account) -> list[Guide]:
 
 def guide_of(
     account: Account | None, title: str, *, why: str = "requested", values: Mapping[str, Measurement] | None = None
-) -> Guide:
+) -> Row:
     """Return one guide of an account, or of `values` by item where there is no recording."""
 
     def measured(row: tuple[str, _Measure, str, str]) -> _Measure:
@@ -93,18 +63,21 @@ def guide_of(
 
     _, *rows = _GUIDES[title]
     chip = _chip_remedies(account)
-    items = [Item(_checked(account, row[0], measured(row), row[2]), row[3].format(**chip)) for row in rows]
-    return Guide(title.lower().replace(" ", "-"), title, why, tuple(items))
+    items = [Row(check=_checked(account, row[0], measured(row), row[2]), remedy=row[3].format(**chip)) for row in rows]
+    return Row(id=title.lower().replace(" ", "-"), title=title, why=why, items=tuple(items))
 
 
-def _checked(account: Account | None, name: str, measure: _Measure, good: str, bad: str | None = None) -> Check:
+def _checked(
+    account: Account | None, name: str, measure: _Measure, good: str, bad: str | None = None, *, general: bool = False
+) -> Row:
     found = _measured(measure, account)
     if found.value is None:
-        return Check(name, None, good, bad, NOT_MEASURED, found.how)
+        return Row(id=name, value=None, good=good, bad=bad, status=NOT_MEASURED, reason=found.how)
     value = round(found.value, 4)
-    passed = _within(value, good)
-    borderline = "" if passed or bad is None or _within(value, bad) else "borderline (between good and bad): "
-    return Check(name, value, good, bad, PASS if passed else FAIL, borderline + found.how)
+    is_good, is_bad = _within(value, good), bad is not None and _within(value, bad)
+    passed = is_good or (general and not is_bad)  # a healthy job may be outside of what is usual
+    outside = "borderline (not as usual, not bad): " if passed and not is_good else ""
+    return Row(id=name, value=value, good=good, bad=bad, status=PASS if passed else FAIL, reason=outside + found.how)
 
 
 def _measured(measure: _Measure, account: Account | None) -> Measurement:
@@ -396,7 +369,7 @@ _CHECKS: tuple[tuple[str, _Measure, str, str | None], ...] = (
     ("forward_share_pct", partial(_phase_share, "forward"), "30 - 40", None),
     ("backward_share_pct", partial(_phase_share, "backward"), "40 - 50", None),
     ("optimizer_share_pct", partial(_phase_share, "optimizer"), "<= 10", None),  # 5 - 10 is usual, less is no fault
-    ("step_time_spread_pct", step_time_spread, "<= 10", "> 10"),
+    ("step_time_spread_pct", step_time_spread, "<= 10", None),
     ("memory_pct_of_limit", _memory_of_limit, "< 95", ">= 95"),
 )
 _mfu = partial(_fraction, "efficiency.mfu", "of the peak", "MFU is not known")

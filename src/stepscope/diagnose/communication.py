@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.kernels import abilities
+from stepscope.analyze.chip import abilities
 from stepscope.analyze.owner_places import MOSTLY, costs_by_owner, places, top_modules, user_lines
 from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.analyze.phases import trains
@@ -38,11 +38,11 @@ from stepscope.diagnose.measures import (
     without_parts,
 )
 from stepscope.diagnose.recording import Need, Scope, sixteen_bit_messages
-from stepscope.records import once_per_record
+from stepscope.records import Row, once_per_record
 from stepscope.run.clocks import POINT_TO_POINT
-from stepscope.run.rank import Rank, enclosing
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, median
-from stepscope.trace.nccl import NcclLog
 from stepscope.trace.table import EventKind
 
 # messages per step from which latency is worth looking at, and how many calls are put together where no size is known
@@ -325,7 +325,7 @@ def _slow_match(account: Account, group: int, times: float) -> Match:
 
 # by NCCL's log: what is slow about the path, and when
 _OFF = ("0", "", "false", "no")
-_PATHS: tuple[tuple[str, Callable[[NcclLog], bool]], ...] = (
+_PATHS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     (
         "ranks on different machines talk over sockets instead of InfiniBand",
         lambda log: any(name.startswith("NET/Socket") for name in log.transports) and (log.num_nodes or 0) > 1,
@@ -366,7 +366,7 @@ def _slow_path(account: Account) -> Iterator[Match]:
     )
 
 
-def _reasons(logs: Sequence[NcclLog]) -> str:
+def _reasons(logs: Sequence[Row]) -> str:
     settings = {f"{k}={v}" for log in logs for k, v in log.settings.items() if k.endswith("_DISABLE")}
     if settings:
         return f"switched off by {', '.join(sorted(settings))}"
@@ -375,7 +375,7 @@ def _reasons(logs: Sequence[NcclLog]) -> str:
     return "the log does not show why"
 
 
-def _path_evidence(log: NcclLog) -> Iterator[Evidence]:
+def _path_evidence(log: Row) -> Iterator[Evidence]:
     where = f"rank {log.rank}"
     if log.transports:
         listed = ", ".join(f"{name} {count}" for name, count in log.transports.items())

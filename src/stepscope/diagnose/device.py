@@ -9,19 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.chip import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.host_time import host_calls, spans
-from stepscope.analyze.kernels import (
-    FAMILY_CODE,
-    FILLS_LITTLE,
-    PRECISION_CODE,
-    SHORT_NS,
-    KernelCosts,
-    abilities,
-    filled_share,
-    function_of,
-    launch_sizes,
-)
-from stepscope.analyze.memory import RankMemory
+from stepscope.analyze.kernels import SHORT_NS, KernelCosts
+from stepscope.analyze.operators import FAMILY_CODE, PRECISION_CODE
 from stepscope.analyze.owner_places import (
     MAX_PLACES,
     MOSTLY,
@@ -40,11 +31,11 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_work,
 )
-from stepscope.analyze.replay.removal import NO_PART, Part
+from stepscope.analyze.replay.removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.cost.chips import Chip, Peak, mfu_peak
-from stepscope.cost.operators import Family
+from stepscope.cost.operators import Family, function_of
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     COMPUTE,
@@ -55,6 +46,7 @@ from stepscope.diagnose.measures import (
     has_device,
     host_ns,
     host_part,
+    launching,
     lines_on_all,
     per_step,
     place_of,
@@ -63,10 +55,11 @@ from stepscope.diagnose.measures import (
 )
 from stepscope.diagnose.recording import Need, Scope, recording_of
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union
-from stepscope.records import once_per_record
+from stepscope.records import Row, once_per_record
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
-from stepscope.stats.robust import among, distinct
+from stepscope.run.side_files import StepLog, code_of
+from stepscope.stats.robust import among, distinct, median
 from stepscope.trace.table import EventKind, Int64s, by_string
 
 Floats = npt.NDArray[np.float64]
@@ -164,10 +157,18 @@ def _attention(account: Account) -> Iterator[Match]:
         # shapes it takes what its products take now.
         fused_ns = 1.2 * flops / (peak.flops_per_s * 0.4) * 1e9 if flops and peak is not None else multiplied
         times.append(costs.duration_ns.astype(float) * min(1.0, fused_ns / total if total else 1.0))
+    asked = host_ns(account, chosen)
+    parts = [host_part(costs.rank, launching(costs.rank, mask)) for costs, mask in zip(by_rank, chosen, strict=True)]
+    # two products in forward and four in backward, of which fused attention makes one operator each
+    count = sum(int((mask & costs.is_matmul).sum()) for costs, mask in zip(by_rank, chosen, strict=True))
+    left = min(1.0, count / 3 / sum(int(mask.sum()) for mask in chosen))
     yield Match(
-        lambda replay: with_work_times(replay, chosen, times),
-        cost_ns=spent,
-        evidence=(evidence_ms("unfused attention kernels {per_step}", spent, "average rank"),),
+        lambda replay: taken_out(with_work_times(replay, chosen, times), parts, factor=left, collectives=False),
+        cost_ns=max(spent, asked),
+        evidence=(
+            evidence_ms("unfused attention kernels {per_step}", spent, "average rank"),
+            evidence_ms("host time for launching them {per_step}", asked, "average rank"),
+        ),
     )
 
 
@@ -407,6 +408,7 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
 _FUSED_LAUNCHES = 8
 
 
+_OPTIM = "torch/optim/"
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _FUSED_FORMS = ("Adam", "AdamW", "SGD", "Adagrad")
 _BATCHED_FORMS = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -452,13 +454,47 @@ def _optimizer(account: Account) -> Iterator[Match]:
         "few calls, with the device's time unchanged."
         if by_group
         else _how_to_fuse(account),
+        where=_optimizer_lines(account),
+        where_only=True,
     )
 
 
+def _optimizer_names(account: Account) -> set[str]:
+    return {m[1] for r in account.run.ranks for s in r.names(EventKind.ANNOTATION) if (m := _OPTIMIZER_STEP.match(s))}
+
+
+def _optimizer_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines that make the optimizers, as far as the source shows them, then those that call their steps."""
+    steps: Counter[Line] = Counter()
+    files: set[str] = set()
+    for owned in account.ownership:
+        if owned is not None:
+            files |= {frame.file for frame in owned.frames if frame.is_user}
+            inside = owned.holding([i for i, f in enumerate(owned.frames) if not f.is_user and _OPTIM in f.file])
+            called = owned.by_call.stack[inside[owned.by_call.stack]]
+            for stack, count in zip(*np.unique(called, return_counts=True), strict=True):
+                if line := owned.stacks.user_line(int(stack)):
+                    steps[line] += int(count)
+    makes = re.compile(rf"(?<!class )\b(?:{'|'.join(map(re.escape, _optimizer_names(account))) or '(?!)'})\(")
+    made = [
+        (file, number)
+        for file in sorted(files)
+        for number, text in enumerate(account.run.source.lines(file) or (), 1)
+        if makes.search(code_of(text))
+    ]
+    calls = [line for line, _ in steps.most_common()]
+    before = [max(own) for step in calls if (own := [line for line in made if line[0] == step[0] and line < step])]
+    first = before or (made if len(made) == 1 else [])
+    return tuple(at(line) for line in dict.fromkeys([*first, *calls]))[:MAX_PLACES]
+
+
 def _how_to_fuse(account: Account) -> str:
-    """Return how to fuse the optimizers that the trace names; empty where it names none, or some of PyTorch's."""
-    names = {m[1] for r in account.run.ranks for s in r.names(EventKind.ANNOTATION) if (m := _OPTIMIZER_STEP.match(s))}
-    if not names or any(name in _FUSED_FORMS for name in names):
+    """Return how to fuse the optimizers that the trace names; empty where it names none."""
+    names = _optimizer_names(account)
+    if fused := [name for name in _FUSED_FORMS if name in names]:
+        each = " and ".join(f"torch.optim.{name}(..., fused=True)" for name in fused)
+        return f"Pass fused=True to the optimizer ({each}). Assumes a fused optimizer."
+    if not names:
         return ""
     batched = next((name for name in sorted(names) if name in _BATCHED_FORMS), None)
     if batched is not None:
@@ -489,6 +525,9 @@ def _optimizer_on_host(account: Account) -> Iterator[Match]:
             cost_ns=took,
             limit_ns=(1 - _FUSED_ADAM) * took,
             cause=f"{count:.0f} operators per optimizer step, each of which passes over memory",
+            remedy=_how_to_fuse(account),
+            where=_optimizer_lines(account),
+            where_only=True,
             evidence=(
                 evidence_ms("time inside optimizer.step() {per_step}", took, "average rank"),
                 Evidence("operators in it, {per_step}", round(count), "calls", "average rank"),
@@ -669,21 +708,21 @@ def _unfilled(account: Account) -> Iterator[Match]:
         if mine.any():
             first = int(np.argmax(np.where(mine, took, 0)))
             (grid, block), name = launch_sizes(rank), function_of(rank.trace.strings[work.name[first]])
-            longest.append((int(took[first]), name, f"launched with {grid[first]:,.0f} x {block[first]:.0f} threads"))
+            longest.append((int(took[first]), name, f"{grid[first]:,.0f} blocks of {block[first]:.0f} threads"))
     spent = device_ns(account, chosen)
     if account.step is not None and spent >= NOTABLE * account.step.step_ns:
         yield Match(
             lambda replay: with_work_times(replay, chosen, times),
             limit_ns=spent,
             cost_ns=spent,
-            evidence=(evidence_ms(f"{max(longest)[2]}, {{per_step}}", spent),),
-            facts={"kernel": max(longest)[1]},
+            evidence=(evidence_ms(f"launched with {max(longest)[2]}, {{per_step}}", spent),),
+            facts={"kernel": max(longest)[1], "blocks": max(longest)[2]},
         )
 
 
 def _memory_pressure(account: Account) -> Iterator[Match]:
     """Yield ranks within 5 % of their device's memory, whose cache is emptied in between, or that grow."""
-    ranks: Sequence[RankMemory] = account.memory.ranks if account.memory is not None else ()
+    ranks: Sequence[Row] = account.memory.ranks if account.memory is not None else ()
     full = [r for r in ranks if (r.peak_pct_of_total or 0.0) >= 95.0]
     flushed = [r for r in ranks if r.allocator_retries]
     growing = [r for r in ranks if r.growth is not None and r.growth.leaks]
@@ -703,7 +742,7 @@ def _memory_pressure(account: Account) -> Iterator[Match]:
         )
 
 
-def _memory_evidence(r: RankMemory) -> Iterator[Evidence]:
+def _memory_evidence(r: Row) -> Iterator[Evidence]:
     where = f"rank {r.rank}"
     if r.peak_pct_of_total is not None:
         yield Evidence("peak of the device's memory", round(r.peak_pct_of_total, 1), "%", where)
@@ -720,6 +759,8 @@ def _profiler_overhead(account: Account) -> Iterator[Match]:
     step = account.step
     if step is None or step.overhead_pct is None or step.overhead_pct < 20.0:
         return
+    if account.run.lost and step.profiled_ns <= median([_long_step_ns(log) for log in account.run.logs]):
+        return  # on cores that other programs use, many steps without the profiler are as long
     factor = account.replay.host_factor if account.replay else None
     yield Match(
         facts={"pct": f"{step.overhead_pct:.0f}"},
@@ -731,6 +772,11 @@ def _profiler_overhead(account: Account) -> Iterator[Match]:
         ),
         where=recorded_event_places(account),
     )
+
+
+def _long_step_ns(log: StepLog) -> float:
+    """Return the upper quartile of the steps without the profiler."""
+    return float(np.percentile(log.dur_ns[log.unprofiled], 75)) if log.unprofiled.any() else 0.0
 
 
 _DEVICE = Scope.DEVICE
@@ -792,8 +838,7 @@ KINDS = (
          "does. No saving per step is claimed: the step has more samples.",
          scope=_DEVICE, needs=(Need.DEVICE, Need.KERNELS), general=True, always=True, sureness=0.7),
     Kind("small-batch", _unfilled, "Too few threads in kernel {kernel}",
-         "its launches can use less than a quarter of the device: they have fewer blocks than there are multiprocessors, or "
-         "blocks of a few threads",
+         "its launches can use less than a quarter of the device's lanes: {blocks}",
          "Launch more blocks, of a multiple of 32 threads: split the kernel's loops over threads, or do more at once (a larger "
          "batch). Assumes that a kernel's time shrinks as its threads fill the device.",
          scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.9, sureness=0.7),

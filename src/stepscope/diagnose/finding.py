@@ -78,6 +78,10 @@ FAULTS = {fault.id: fault for fault in (
           "copies=hidden", plural=True, or_host=True, shows=_shows("copy", ("copy",))),
     Fault("host-stall", "the host does something else: garbage collection, logging, checkpointing, lock",
           "host stalls", "host-bound", "stalls=off", plural=True, shows=_HOST),
+    Fault("recompilation", "torch.compile compiles again during training, in every step or in some", "compilation",
+          "host-bound", shows=_HOST),
+    Fault("host-work", "a line outside model, backward, optimizer and loader holds much of the step, and training may use "
+          "what it makes", "work between the passes", "host-bound", shows=_HOST),
     Fault("allocator", "cudaMalloc/cudaFree/retries inside steps", "allocating device memory", "host-bound",
           "allocator=off", shows=_HOST),
     Fault("precision", "matmuls off the tensor cores, or wider than needed", "32-bit matrix products",
@@ -151,14 +155,19 @@ class Match:
     #: time per step that shows the fault, whether or not it is on the critical path
     cost_ns: float | None = None
     evidence: tuple[Evidence, ...] = ()
-    #: the lines it is about; empty: those of the time that the fix takes out
+    #: the lines it is about; empty: those of the time that the fix takes out, unless `where_only`
     where: tuple[Where, ...] = ()
+    where_only: bool = False
     #: the time per step that the fix claims to remove: it saves no more
     limit_ns: float | None = None
     #: which time that is, by name: fixes that claim the same time cannot both remove it
     claim: str = ""
     #: what a formula says it saves per step, where no replay can tell
     formula_ns: float = 0.0
+    #: the saving is an upper bound: training may need some of the work
+    at_most: bool = False
+    #: of an upper bound: the part that can be hidden, done once or done elsewhere; None where nothing shows such a part
+    surely: Change | None = None
     #: options of `stepscope whatif` that give the same saving, none where no option does; None: the setting of its id
     what_if: tuple[str, ...] | None = None
     #: its time is mostly the device's, whatever the id says
@@ -317,10 +326,16 @@ class Finding:
     subject: str = ""
     #: its time is mostly the device's, whatever the id says
     on_device: bool = False
+    #: `alone_ns` is an upper bound; `low_ns` can be counted on
+    at_most: bool = False
+    #: what can be counted on where all times are without the wait for a core; None where they are not
+    cpu_ns: float | None = None
+    #: its title without the names and numbers of this run
+    kind: str = ""
 
     @property
     def saving_alone_ms(self) -> float:
-        """Return what this fix saves per step as the only one; findings are in this order."""
+        """Return what this fix saves per step as the only one."""
         return self.alone_ns / NS_PER_MS
 
     @property

@@ -1,6 +1,7 @@
 """Which fixes save how much? Kinds propose, the replay decides.
 
-saving alone   the run replayed with this fix and no other: what is shown first, and the order of the findings
+saving alone   the run replayed with this fix and no other: what is shown first, and the order of the findings; an upper
+               bound is in the order of the part that can be counted on
 what it adds   the same after all findings above it, so that no millisecond is promised twice
 worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed; the
                time that shows the fault is at least half of the saving
@@ -9,12 +10,8 @@ worth a line   a fix that saves something alone, and still does once the specifi
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.kernels import function_of
-from stepscope.analyze.owner_lines import steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, where_of
 from stepscope.analyze.replay.changes import (
     Change,
@@ -38,9 +35,10 @@ from stepscope.analyze.replay.removal import (
     together,
 )
 from stepscope.analyze.replay.replay import Replay
-from stepscope.contract.names import PATH
+from stepscope.contract.names import PART_OF_FAULT, PARTS, PATH
+from stepscope.cost.operators import function_of
 from stepscope.diagnose import communication, device, host, lines, ranks
-from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, NOTABLE, WORTH_A_LINE, Candidate, Finding, Kind
+from stepscope.diagnose.finding import FAULTS, NEGLIGIBLE, WORTH_A_LINE, Candidate, Finding, Kind
 from stepscope.diagnose.measures import COMPUTE, HOST
 from stepscope.diagnose.ranks import ranks_text
 from stepscope.diagnose.recording import (
@@ -87,8 +85,6 @@ class Diagnosis:
     not_judged: tuple[str, ...] = ()
     #: the change that stands for each finding's fix, in their order
     fixes: tuple[Fix, ...] = ()
-    #: lines without a finding that hold much of the critical path, with their share of the step: costs, not savings
-    costly_lines: tuple[Where, ...] = ()
 
     @property
     def worth(self) -> tuple[Finding, ...]:
@@ -107,28 +103,7 @@ def diagnose(account: Account) -> Diagnosis:
         examined=_examined(account, {one.rule for one in unexamined}),
         not_examined=unexamined,
         not_judged=_not_judged(account),
-        costly_lines=_costly_lines(account, found.findings),
     )
-
-
-def _costly_lines(account: Account, findings: Iterable[Finding]) -> tuple[Where, ...]:
-    named = {(w.file, w.line) for f in findings for w in f.where if f.alone_ns > 0 and w.share >= MOSTLY}
-    step_ns = account.step.step_ns if account.step else 0.0
-    modules = {(one.file, one.line): one.module for one in account.code.lines} if account.code else {}
-    costly = [
-        (line, ns) for line, ns in account.critical_lines.items() if ns >= NOTABLE * step_ns and line not in named
-    ]
-    scale = to_step(account.owned_replay, step_ns) / step_ns if step_ns else 0.0
-    largest = sorted(costly, key=lambda one: -one[1])[:5]
-    return tuple(Where(*line, module=modules.get(line), share=min(1.0, ns * scale)) for line, ns in largest)
-
-
-def by_need(faults: Iterable[UnexaminedFault]) -> dict[str, list[str]]:
-    """Return the faults under what is missing for them, for one line each."""
-    out: dict[str, list[str]] = {}
-    for fault in faults:
-        out.setdefault(fault.needs, []).append(fault.rule)
-    return out
 
 
 def _found(account: Account, step_ns: float) -> Diagnosis:
@@ -180,8 +155,15 @@ class _Replays:
             return start
 
     def alone(self, candidate: Candidate) -> Saving:
+        """Return what a fix saves as the only one; an upper bound with the part of it that can be counted on."""
+        match = candidate.match
         try:
             found = saving_of(self.recorded, candidate.fix, step_ns=self.step_ns)
+            if match.at_most:
+                part = replace(candidate.fix, change=match.surely, formula_ns=0.0)
+                low = 0.0 if match.surely is None else saving_of(self.recorded, part, step_ns=self.step_ns).ns
+                most = max(0.0, found.ns)
+                return Saving(most, min(most, max(0.0, low)), most)
         except CircularWaits:
             return Saving(0.0, 0.0, 0.0)
         if found.ns >= 0:
@@ -190,21 +172,23 @@ class _Replays:
 
 
 def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candidate]:
-    """Return the candidates worth a line, greedily by what each saves of the run with those before it fixed; general
-    ones after all specific ones.
+    """Return the candidates worth a line, greedily by what each saves of the run with those before it fixed: specific
+    ones, then upper bounds of which nothing is sure, then general ones.
     """
     fixed, step_ns, chosen = replays.recorded, replays.step_ns, list[Candidate]()
-    for candidates in (found[False], found[True]):
+    specific = _named_once(found[False], {id(c): replays.saving_ns(replays.recorded, c) for c in found[False]})
+    bounds = [c for c in specific if c.match.at_most and c.match.surely is None]
+    surer = [c for c in specific if not c.match.at_most or c.match.surely is not None]
+    for candidates in (surer, bounds, found[True]):
         able = [
             c
             for c in candidates
             if c.kind.always or c.match.limit_ns is None or c.match.limit_ns >= NEGLIGIBLE * step_ns
         ]
         alone = {id(c): replays.saving_ns(replays.recorded, c) for c in able}
+        least = WORTH_A_LINE if candidates is bounds else NEGLIGIBLE
         left = [
-            c
-            for c in able
-            if c.kind.always or (alone[id(c)] >= NEGLIGIBLE * step_ns and _is_supported(c, alone[id(c)]))
+            c for c in able if c.kind.always or (alone[id(c)] >= least * step_ns and _is_supported(c, alone[id(c)]))
         ]
         while left:
             fresh = fixed is replays.recorded
@@ -215,6 +199,20 @@ def _chosen(replays: _Replays, found: dict[bool, list[Candidate]]) -> list[Candi
                 chosen.append(best)
                 fixed = replays.applied(fixed, best) if fixed is not None else None
     return chosen
+
+
+def _named_once(candidates: list[Candidate], saving: dict[int, float]) -> list[Candidate]:
+    """Return the candidates with one for each line: the first kind whose fix saves most of what any of them saves."""
+    by_line: dict[str, list[Candidate]] = {}
+    for c in candidates:
+        if c.kind in lines.KINDS:
+            by_line.setdefault(c.match.where[0].text, []).append(c)
+    others = set()
+    for same in by_line.values():
+        most = max(saving[id(c)] for c in same)
+        best = next(c for c in same if saving[id(c)] >= MOSTLY * most)
+        others |= {id(c) for c in same if c is not best}
+    return [c for c in candidates if id(c) not in others]
 
 
 def _is_supported(candidate: Candidate, saving_ns: float) -> bool:
@@ -241,7 +239,8 @@ def _first(candidates: list[Candidate], saving: dict[int, float]) -> Candidate:
 
 def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays) -> Diagnosis:
     alone = {id(c): replays.alone(c) for c in candidates}
-    ordered = sorted(candidates, key=lambda c: -alone[id(c)].ns)
+    candidates = _said_once(account, candidates, {key: saving.ns for key, saving in alone.items()}, replays)
+    ordered = sorted(candidates, key=lambda c: -(alone[id(c)].low_ns if c.match.at_most else alone[id(c)].ns))
     findings: list[Finding] = []
     combined: list[tuple[tuple[str, ...], float]] = []
     saved, fixed = 0.0, replays.recorded
@@ -256,6 +255,22 @@ def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays)
         findings.append(_finding(account, candidate, alone[id(candidate)], adds, replays))
         combined.append((tuple(f.id for f in findings), saved))
     return Diagnosis(tuple(findings), tuple(combined), fixes=tuple(candidate.fix for candidate in ordered))
+
+
+def _said_once(
+    account: Account, candidates: list[Candidate], saving: dict[int, float], replays: _Replays
+) -> list[Candidate]:
+    """Return the candidates without those whose time is in a line that has a finding of its own and saves as much."""
+    of_line = {c.match.where[0].text: saving[id(c)] for c in candidates if c.kind in lines.KINDS}
+
+    def is_again(c: Candidate) -> bool:
+        if c.kind in lines.KINDS or c.kind.always or c.match.where or not of_line:
+            return False
+        first = next(iter(_places(account, c, replays)), None)
+        known = of_line.get(first.text, 0.0) if first is not None and first.share >= MOSTLY else 0.0
+        return MOSTLY * saving[id(c)] <= known
+
+    return [c for c in candidates if not is_again(c)]
 
 
 def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float, replays: _Replays) -> Finding:
@@ -278,9 +293,12 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         cause=candidate.cause,
         remedy=candidate.remedy,
         what_if=match.what_if if match.what_if is not None else ("--set", setting) if setting else (),
-        where=match.where or _places(account, candidate, replays),
+        where=match.where if match.where_only else match.where or _places(account, candidate, replays),
         subject=candidate.subject,
         on_device=match.on_device,
+        at_most=match.at_most,
+        cpu_ns=(alone.low_ns if match.at_most else alone.ns) if account.run.lost else None,
+        kind=match.title or candidate.kind.title,
     )
 
 
@@ -323,6 +341,11 @@ def _not_examined(account: Account, findings: Iterable[Finding]) -> tuple[Unexam
             lacks.append("steps that all ranks recorded and that launch work")
         if FAULTS[kind.id].category in HOST_CATEGORIES and applies(account, kind.scope):
             lacks += unexplained
+        part = PART_OF_FAULT.get(kind.id)
+        share = step.ns(part) / step.step_ns if part and step is not None and step.step_ns else 0.0
+        # launches cost something in any job
+        if part and part != "launch_gap" and 100 * share >= WORTH_NAMING_PCT and kind.applies(account):
+            lacks.append(f"a cause for the {PARTS[part]} of {100 * share:.0f} % of the {account.whole}")
         if lacks:
             needs.setdefault(kind.id, []).extend(lacks)
     return tuple(UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items())
@@ -345,24 +368,11 @@ def _not_judged(account: Account) -> tuple[str, ...]:
         )
     if applies(account, Scope.HOST):
         return (
-            *_stopped_by_others(account),
             "Not covered: custom code inside forward or backward (except gradient hooks), in-place updates of weights or "
             f"gradients, and the code of loader processes; {costs}.",
         )
     return (
         f"Not covered: custom code inside forward or backward, and in-place updates of weights or gradients; {costs}.",
-    )
-
-
-def _stopped_by_others(account: Account) -> tuple[str, ...]:
-    step, known = account.step, [one for one in account.line_work if one is not None]
-    stalled = step.ns("host_stall") if step is not None else 0.0
-    steady = np.mean([sum(steady_stalls(one).values()) for one in known])
-    if step is None or stalled < WORTH_A_LINE * step.step_ns or steady >= MOSTLY * stalled:
-        return ()
-    return (
-        f"The host stalls for {ms(stalled):.1f} ms per step, mostly in a different line each time: other programs probably "
-        "used the cores.",
     )
 
 
@@ -504,7 +514,8 @@ class Conclusion:
 
 def conclude(account: Account, diagnosis: Diagnosis) -> Conclusion:
     """Return the verdict with its reason."""
-    first = next(iter(diagnosis.worth), None)
+    worth = diagnosis.worth
+    first = next((f for f in worth if f.saving_pct >= WORTH_NAMING_PCT), next(iter(worth), None))
     limit = _deciding_limit(account, first)
     if limit is not None:
         return Conclusion(UNCLEAR, limit, None)
@@ -526,27 +537,6 @@ def _deciding_limit(account: Account, first: Finding | None) -> str | None:
         if lost > max(*proved, first.alone_ns if first is not None else 0.0):
             return f"{reason}; {limit.again}"
     return None
-
-
-def budget_note(account: Account, conclusion: Conclusion) -> str | None:
-    """Return the sentence that connects the largest part of the budget with another verdict; None where they agree.
-
-    A part can fill the step on the device and still decide nothing: ranks wait in transfers for a slow host.
-    """
-    step, times = account.step, category_times_ns(account)
-    largest = max(times, key=lambda name: times[name])
-    if step is None or not step.step_ns or conclusion.first is None or largest in (conclusion.verdict, UNCLEAR):
-        return None
-    if times[largest] < MOSTLY * step.step_ns or (largest == "compute-bound" and conclusion.verdict == MEMORY):
-        return None
-    without = _without(account, largest)
-    if without is None or without[1] >= MOSTLY * times[largest]:
-        return None
-    share, gain = 100 * times[largest] / step.step_ns, 100 * without[1] / step.step_ns
-    return (
-        f"{_NOUN_OF[largest].capitalize()} takes {share:.0f} % of the {account.whole} on the device, but removing all of it "
-        f"would save {gain:.0f} %: {_cost_in_words(conclusion.first)}."
-    )
 
 
 def _by_budget(account: Account, first: Finding | None) -> Conclusion:
@@ -623,9 +613,12 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
 
 
 def _refined(account: Account, category: str) -> str:
-    share = account.kernels.memory_bound_share or 0.0
-    decodes = memory_bound_decoding(account) is not None
-    return MEMORY if category == "compute-bound" and (share > 0.5 or decodes) else category
+    if category != "compute-bound":
+        return category
+    of_compute = [k for k in account.kernels.kernels if k.family != "communication"]
+    proved = sum(k.total_ns for k in of_compute if k.bound == MEMORY and k.bound_from != "family")  # bytes are known
+    is_bound = proved > 0.5 * sum(k.total_ns for k in of_compute) or memory_bound_decoding(account) is not None
+    return MEMORY if is_bound else category
 
 
 def _balanced(account: Account) -> bool:

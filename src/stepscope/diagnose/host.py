@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
+from stepscope.analyze.chip import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.host_time import (
     allocations,
     blocked_host,
@@ -18,16 +19,17 @@ from stepscope.analyze.host_time import (
     host_calls,
     spans,
 )
-from stepscope.analyze.kernels import FILLS_LITTLE, abilities, filled_share
-from stepscope.analyze.owner_lines import RankLines, loop_lines, steady_stalls
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
-from stepscope.analyze.phases import loop_in, trains
+from stepscope.analyze.phases import loop_in, regions, trains
 from stepscope.analyze.replay.changes import (
     as_graph,
     at_any_factor,
     faster_work,
     hidden_copies,
+    in_passes,
+    passes_as_graphs,
     save_ns,
+    waits_inside,
     with_work_times,
     without_allocator,
     without_data_wait,
@@ -36,6 +38,7 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
     without_window_stalls,
 )
+from stepscope.analyze.replay.graph import Program
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.thread_time import Holder, growth
@@ -46,8 +49,7 @@ from stepscope.analyze.training_step import (
     OUTSIDE,
     WORK_REGIONS,
     Recurring,
-    no_core_ns,
-    no_core_share,
+    region_times,
 )
 from stepscope.contract.names import PARTS
 from stepscope.contract.step_line import (
@@ -71,6 +73,7 @@ from stepscope.diagnose.measures import (
     host_part_ns,
     host_waits,
     kernel_gaps,
+    launching,
     launching_ns,
     ms_text,
     not_busy_ns,
@@ -78,11 +81,13 @@ from stepscope.diagnose.measures import (
     per_step,
     transfers_to_device,
     typical_host_ns,
+    without_parts,
 )
 from stepscope.diagnose.recording import (
     COMPUTE_NOTHING,
     Need,
     Scope,
+    compiling,
     is_compiled,
     launches_graphs,
     made_already,
@@ -91,7 +96,9 @@ from stepscope.diagnose.recording import (
     uses_torch,
 )
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of
-from stepscope.run.rank import DEVICE_KINDS, Rank
+from stepscope.run.core_time import no_core_ns, no_core_share
+from stepscope.run.device_work import DEVICE_KINDS
+from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
 from stepscope.trace.nsight_tools import PAGE_MOVE
@@ -161,9 +168,37 @@ def _recurring_evidence(account: Account, causes: tuple[str, ...]) -> list[Evide
 
 def _named_stalls(account: Account) -> Iterator[Match]:
     recurring = _recurring(account)
-    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION, NO_CORE)
-    for cause in recurring.causes if recurring else ():
-        spent = 0.0 if cause in others else common_ns(account, (cause,))
+    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION, NO_CORE, COMPILATION)
+    return _causes_named(account, [cause for cause in recurring.causes if cause not in others] if recurring else [])
+
+
+def _compilations(account: Account) -> Iterator[Match]:
+    """Yield compilation: in most recorded steps by its ranges, else in some steps by the step log."""
+    spent, ranks = _compiled_ns(account), account.run.ranks
+    if account.step is None or spent < NEGLIGIBLE * account.step.step_ns:
+        yield from _causes_named(account, [COMPILATION])
+        return
+    yield Match(
+        without_parts([host_part(rank, compiling(rank)) for rank in ranks]),
+        cost_ns=spent,
+        limit_ns=spent,
+        title="The model is compiled again in every step",
+        evidence=(
+            evidence_ms("compilation, {per_step}", min(spent, account.step.step_ns), "median step of the median rank"),
+        ),
+    )
+
+
+def _compiled_ns(account: Account) -> float:
+    """Return what torch.compile takes in the median step of the median rank."""
+    took = [covered_ns(compiling(rank), rank.steps.start_ns, rank.steps.end_ns) for rank in account.run.ranks]
+    return median([float(np.median(ns)) if len(ns) else 0.0 for ns in took])
+
+
+def _causes_named(account: Account, causes: Sequence[str]) -> Iterator[Match]:
+    recurring = _recurring(account)
+    for cause in causes:
+        spent = common_ns(account, (cause,))
         if not spent or recurring is None:
             continue
         steps, of = recurring.num_steps_with(cause)
@@ -392,7 +427,7 @@ def _stalls(account: Account) -> Iterator[Match]:
     rare = _rare_lines(account) if outside else ()
     if any((w.file, w.line) == line for w in rare[:1] for line, *_ in _lock_waits(account)):
         outside = 0.0
-    if stalled and _gil_holders(account):
+    if stalled and (_gil_holders(account) or _compiled_ns(account) >= MOSTLY * stalled):
         stalled = 0.0
     without_core = _window_wait_ns(account) if stalled else 0.0
     stalled = stalled - without_core if stalled - without_core >= MOSTLY * stalled else 0.0
@@ -422,9 +457,12 @@ def _stalls(account: Account) -> Iterator[Match]:
         subject = "saving a checkpoint"
         copied = evidence_ms("checkpoint copies and host time between them, {per_step}", saving)
         evidence.insert(int(stalled > saving), copied)
-        title = "A checkpoint is saved inside the {step}"
-        cause = "many tensors in a row are copied to the host, and nothing is computed meanwhile: a checkpoint"
-        remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
+        title, what = "Many tensors are copied to the host", "state, statistics or gradients"
+        remedy = "Copy less often, or reduce the tensors on the device first. Assumes none of this time is left."
+        if _may_save(account):
+            title, what = "A checkpoint is saved inside the {step}", "a checkpoint"
+            remedy = f"{RECURRING[CHECKPOINT][2]} Assumes none of this time is left."
+        cause = f"many tensors in a row are copied to the host, and nothing is computed meanwhile: {what}"
     elif computed and has_device(account) and float(computed[0].value) * NS_PER_MS >= MOSTLY * (stalled + outside):
         subject = "computing on the host"
         title = f"Operators compute on the host ({computed[0].where})"
@@ -448,7 +486,11 @@ def _stalls(account: Account) -> Iterator[Match]:
             )
     yield Match(
         without,
-        facts={"stacks": "" if all(one is not None for one in account.ownership) else " (record with --stacks)"},
+        facts={
+            "stacks": " in these lines"
+            if all(one is not None for one in account.ownership)
+            else " (record with --stacks)"
+        },
         cost_ns=cost + saving,
         limit_ns=limit,
         evidence=tuple(evidence),
@@ -460,35 +502,28 @@ def _stalls(account: Account) -> Iterator[Match]:
     )
 
 
+def _may_save(account: Account) -> bool:
+    """Return whether checkpoints were saved; also where no step log has regions, which would show them."""
+    seen = [region_times(log) for log in account.run.logs]
+    return not any(seen) or any(CHECKPOINT in times for times in seen)
+
+
 def _part_evidence(account: Account, part: str, host_ns: float, what: str) -> list[Evidence]:
     """Return a part of the step as all tables show it, with the host's time for it where more of that is hidden."""
     shown = account.step.ns(part) if account.step is not None else 0.0
-    evidence = [evidence_ms(f"{PARTS[part]} {{per_step}}", shown, "average rank")]
-    if account.step is not None and host_ns - shown >= NEGLIGIBLE * account.step.step_ns:
+    evidence = [evidence_ms(f"{PARTS[part]} {{per_step}}", shown, "average rank")] if shown else []
+    if account.step is not None and (not shown or host_ns - shown >= NEGLIGIBLE * account.step.step_ns):
         hidden = f"{what}, partly hidden by other work, {{per_step}}"
         evidence.append(evidence_ms(hidden, host_ns, "median rank, ordinary steps"))
     return evidence
 
 
 def _stalled_ns(account: Account) -> float:
-    """Return how long the usual rank's host stalls per step without a cause of its own.
-
-    On ranks without a device whose lines are known, stalls in lines outside training are reported by line, and those
-    that no line has in most steps, or that lie between the operators of the passes themselves, are of other programs
-    on the same cores: nothing is left where these are most.
+    """Return how long the usual rank's host stalls per step; 0 without a device where lines are known: they are findings
+    of their own, and what no line does in most steps is other programs on the same cores.
     """
-    stalled = typical_host_ns(account, "stall_ns")
-    known = [one for one in account.line_work if one is not None] if stalled and not has_device(account) else []
-    if not known or len(known) < len(account.run.ranks):
-        return stalled
-    left = np.quantile([_unexplained_ns(one) for one in known], 0.5, method="lower")
-    return stalled if left >= MOSTLY * stalled else 0.0
-
-
-def _unexplained_ns(known: RankLines) -> float:
-    outside = known.holding_any(list(loop_lines(known)))
-    others = known.sets.sums((~outside[:-1]).astype(np.int64))
-    return sum(ns for line, ns in steady_stalls(known).items() if others[known.lines[line].number])
+    known = not has_device(account) and all(one is not None for one in account.line_work)
+    return 0.0 if known else typical_host_ns(account, "stall_ns")
 
 
 def _computed(account: Account) -> list[Evidence]:
@@ -877,17 +912,12 @@ def _offload_part(rank: Rank, copies: Mask) -> Part:
     """Return the copies with the host's time for them: from the launch before each of them to the end of its operator;
     and the optimizer's where that runs on the host.
     """
-    trace, work = rank.trace, rank.work
-    launched = np.flatnonzero(work.launch_row >= 0)
-    launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
-    launch, mine = work.launch_row[launched], copies[launched]
-    ends = trace["ts_ns"][launch] + trace["dur_ns"][launch]
-    operator = np.where(work.op_row[launched] >= 0, work.op_row[launched], launch)
-    last = np.maximum(ends, trace["ts_ns"][operator] + trace["dur_ns"][operator])
-    host = union(np.append(ends[:1], ends[:-1])[mine], last[mine])
+    host = launching(rank, copies)
     optimizer = loop_in(rank, Region.OPTIMIZER)
-    own = (covered_ns(optimizer, ends, ends + 1) > 0) & ~mine
-    if not own.any():
+    trace, launch = rank.trace, rank.work.launch_row
+    others = launch[(launch >= 0) & ~copies]
+    ends = trace["ts_ns"][others] + trace["dur_ns"][others]
+    if not covered_ns(optimizer, ends, ends + 1).any():
         host = union_of(host, optimizer)
     part = host_part(rank, host)
     return Part(host, EMPTY, copies, part.collectives, part.calls)
@@ -900,28 +930,23 @@ def _launches(account: Account) -> Iterator[Match]:
     replay, step = account.replay, account.step
     if replay is None or step is None or not has_device(account):
         return
-    is_blocked = _waits_per_step(account) >= 1  # graphs cannot capture a wait
-    more = (
-        "larger batches and fused optimizers help too" if trains(account.strategy.passes) else "larger batches help too"
-    )
+    training = trains(account.strategy.passes)
     gaps = kernel_gaps(account)
     idle, claimed = float(gaps.sum()), launching_ns(account) or 0.0
-    outside = idle - float(gaps[Region.FORWARD] + gaps[Region.BACKWARD])  # what compiling the model leaves as it is
-    what, rest, graphed = "model", "", "torch.cuda.graphs.make_graphed_callables"
-    if trains(account.strategy.passes) and outside >= NOTABLE * step.step_ns:
-        what, graphed = "train_step", "torch.cuda.graph for the whole step, with capturable=True in the optimizer"
-        in_optimizer = gaps[Region.OPTIMIZER] >= MOSTLY * outside
-        rest = f", with {'optimizer.step()' if in_optimizer else 'all launches of the step'}"
-    how = (
-        f"mode='reduce-overhead' in the torch.compile() that is there{rest}"
-        if is_compiled(account)
-        else f"torch.compile({what}, mode='reduce-overhead'){rest}"
-    )
-    how = f"{how}. Or use {graphed}"
+    outside = idle - float(gaps[Region.FORWARD] + gaps[Region.BACKWARD])  # what graphs of the passes leave as it is
+    how = "torch.compile(model, mode='reduce-overhead'), which fuses kernels too, or torch.cuda.make_graphed_callables"
+    if is_compiled(account):
+        how = "mode='reduce-overhead' in the torch.compile() that is there, or torch.cuda.make_graphed_callables"
+    if training and outside >= NOTABLE * step.step_ns:
+        how += (
+            f". The whole step in one torch.cuda.graph, with capturable=True in the optimizer, would take "
+            f"{ms_text(as_graph(replay).period_ns)} ms"
+        )
     if launches_graphs(account):
         how = "capture forward, backward and optimizer together (torch.cuda.graph); graphs launch parts of it already"
     if abilities(account.run.ranks, account.chip.chip).graphs is False:
         how = "with what the device's vendor has for it"
+    more = "larger batches and fused optimizers help too" if training else "larger batches help too"
     launches = float(np.mean([len(p) for p in replay.programs])) / len(replay.steps)
     evidence = [evidence_ms("kernel-launch gaps {per_step}", step.ns("launch_gap"))]
     if (others := step.ns("launch_gap") - idle) >= NEGLIGIBLE * step.step_ns:
@@ -930,17 +955,46 @@ def _launches(account: Account) -> Iterator[Match]:
         later = evidence_ms("waiting for ranks that launch later {per_step}", claimed - idle)
         evidence.insert(0 if claimed - idle > idle else len(evidence), later)  # the larger first
     yield Match(
-        as_graph,
-        facts={
-            "how": f"{how}; {more}",
-            "first": "Remove the synchronisations first, then launch" if is_blocked else "Launch",
-        },
+        passes_as_graphs,
+        facts={"how": f"{how}; {more}", "first": _before_graphs(account), "the_passes": _passes_text(account)},
         cost_ns=claimed,
         evidence=(*evidence, Evidence("device operations {per_step}", round(launches), "launches")),
         title="The host synchronises, and the device waits for kernel launches"
-        if is_blocked and step.ns("host_sync") > idle
+        if _waits_per_step(account) >= 1 and step.ns("host_sync") > idle
         else "",
     )
+
+
+def _before_graphs(account: Account) -> str:
+    """Return what has to change before graphs can launch the passes, by the recorded steps; ends before the verb."""
+    assert account.replay is not None
+    pairs = [(r, p) for r, p in zip(account.run.ranks, account.replay.programs, strict=True) if r.has_device and len(p)]
+    waits = round(max(waits_inside(rank, program).sum() for rank, program in pairs) / len(account.replay.steps))
+    first = []
+    if waits:
+        first.append(
+            f"remove the {f'{waits} synchronisations' if waits > 1 else 'synchronisation'} inside {{the_passes}}"
+        )
+    if any(_launches_differ(rank, program) for rank, program in pairs):
+        first.append("give every step the same shapes and branches (the recorded ones launch different kernels)")
+    text = f"{' and '.join(first)} first, then launch" if first else "launch"
+    return text[0].upper() + text[1:]
+
+
+def _passes_text(account: Account) -> str:
+    if trains(account.strategy.passes):
+        return "forward and backward"
+    known = any((regions(rank).region == Region.FORWARD).any() for rank in account.run.ranks)
+    return "the forward passes" if known else "the {step}"
+
+
+def _launches_differ(rank: Rank, program: Program) -> bool:
+    """Return whether the passes of the steps launch different kernels, or the same with other grids."""
+    rows = program.device_index[in_passes(rank)[program.device_index]]
+    step = program.step[in_passes(rank)[program.device_index]]
+    what = np.stack((rank.work.name[rows], launch_sizes(rank)[0][rows]))
+    each = [what[:, step == one] for one in distinct(step)]
+    return any(not np.array_equal(each[0], other) for other in each[1:])
 
 
 def _page_faults(account: Account) -> Iterator[Match]:
@@ -1011,6 +1065,10 @@ KINDS = (
          "",
          "",
          needs=_ON_HOST, limit=not_busy_or_copying_ns, sureness=0.95),
+    Kind("recompilation", _compilations, RECURRING[COMPILATION][0],
+         RECURRING[COMPILATION][1],
+         f"{RECURRING[COMPILATION][2]} Assumes none of this time is left.",
+         needs=_ON_HOST, sureness=0.95, subject="compilation"),
     Kind("host-stall", _more_work, "{pct} % of the steps do more than the others",
          "passes without gradients (validation, sampling, a metric) or other extra work runs on the device in some steps only, "
          "and training waits for it",
@@ -1021,7 +1079,7 @@ KINDS = (
          "Give it dedicated cores: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
          "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
          "it is ready.",
-         needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),
+         scope=Scope.DEVICE, needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),
     Kind("host-stall", _gil, "Another thread holds the GIL ({line})",
          "thread {thread} runs Python code in {place}, and the training thread waits for the interpreter meanwhile",
          "Move that work to another process (multiprocessing, a subprocess), or let the thread wait for an event or a queue "
@@ -1074,8 +1132,7 @@ KINDS = (
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "Python and operator dispatch take longer than the kernels they launch",
-         "{first} the {step} as a graph: {how}. Graphs cannot capture host synchronisations. Assumes that the whole {step} runs as "
-         "one graph.",
+         "{first} {the_passes} as graphs: {how}. Assumes graphs of the same kernels, and the rest of the {step} as it is.",
          "{first} the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
          "{step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,

@@ -6,9 +6,11 @@ whether it runs modules, communicates, copies to the host or to the device, chan
 step, and by the source text whether what it computes flows into training. The first kind that fits names it.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,21 +22,19 @@ from stepscope.analyze.owner_lines import (
     RankLines,
     feeds_training,
     follows_a_pass,
+    is_pass,
     loop_lines,
     loops,
-    stands_after_optimizer,
+    uses_results,
 )
 from stepscope.analyze.owner_places import MAX_PLACES, MOSTLY
 from stepscope.analyze.ownership import Line
 from stepscope.analyze.replay.changes import GRADIENT_OPS, Change
-from stepscope.analyze.replay.graph import Program
-from stepscope.analyze.replay.removal import part_for, recorded_host
-from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import NEGLIGIBLE, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.measures import (
     Mask,
     at,
-    device_ns,
+    critical_ns,
     gradient_groups_only,
     has_device,
     lines_on_all,
@@ -42,7 +42,6 @@ from stepscope.diagnose.measures import (
     parts_of_lines,
     place_of,
     ranks_with,
-    transfers_to_device,
     without_lines,
     without_parts,
 )
@@ -50,10 +49,15 @@ from stepscope.diagnose.recording import Need, Scope
 from stepscope.records import once_per_record
 from stepscope.run.side_files import code_text_has_comprehension
 from stepscope.stats.robust import among
+from stepscope.trace.table import EventKind, by_string
 
 _NEVER = np.iinfo(np.int64).max
 # calls of the same thing from one line in one pass that make it a loop, and elements of a comprehension that do
 _LOOP, _ELEMENTS = 16, 4
+# nodes of autograd whose gradient is of a whole tensor, for a part of it
+_OF_PART = re.compile(r"evaluate_function: (Select|Slice|Index|Narrow|Unbind|Split|AsStrided)\w*Backward")
+# of what some lines take: one line with as much stands for them
+NEARLY_ALL = 0.9
 
 
 def line_match(account: Account, line: Line, change: Change, **more: object) -> Match:
@@ -157,9 +161,7 @@ def _is_extra(rank: RankLines, work: LineWork) -> bool:
 
 
 def _second_forward(account: Account) -> Iterator[Match]:
-    """Yield lines that run the trained modules once more: after the last backward or below the optimizer's line, where no
-    loss of the step can have it, or elsewhere where the source shows that no loss has it.
-    """
+    """Yield lines that run the trained modules once more: after the last backward, where no loss of the step can have it, or elsewhere where the source shows that no loss has it."""
 
     def unused(rank: RankLines, work: LineWork) -> bool:
         if work.has_backward or work.optimizes or not work.modules:
@@ -168,7 +170,7 @@ def _second_forward(account: Account) -> Iterator[Match]:
         ran = work.last_ns > work.first_ns
         if len(work.modules & rank.trained) < MOSTLY * len(work.modules) or not ran.any():
             return False
-        after = (work.first_ns[ran] > rank.backward_ns[ran]).all() or stands_after_optimizer(rank, work)
+        after = (work.first_ns[ran] > rank.backward_ns[ran]).all()
         if after and work.apart and not work.in_place:
             return True
         return feeds_training(account.run.source, rank, work.line) is False
@@ -201,50 +203,10 @@ def _created_on_host(rank: RankLines, work: LineWork) -> bool:
     return _only_copies(rank, work) and not work.to_host and _inside_module(rank, work)
 
 
-def _copying_lines(account: Account) -> Iterator[Match]:
-    """Yield lines that copy to the device outside modules, with stalls of the host next to the copies."""
-    replay, step = account.replay, account.step
-    if replay is None or step is None or not step.step_ns:
-        return
-    for line in lines_on_all(account, lambda rank, work: _only_copies(rank, work) and not _inside_module(rank, work)):
-        share, copied = _copied(account, line)
-        pairs = zip(account.line_work, replay.programs, strict=True)
-        stalled, stalls = np.mean([_stalled_ns(k, p, replay, line) for k, p in pairs], axis=0).tolist()
-        mostly = share >= MOSTLY and stalled >= MOSTLY * stalls and copied >= MOSTLY * stalled
-        if mostly and min(copied, stalled) >= NOTABLE * step.step_ns:
-            found = line_match(account, line, without_lines(account, [line]))
-            yield replace(found, evidence=(*found.evidence, evidence_ms("stalled in the line {per_step}", stalled)))
-
-
 def _inside_module(rank: RankLines, work: LineWork) -> bool:
     owned, by = rank.owned, rank.owned.by_call
     inside = np.array([*(bool(path) for path in owned.modules), False], bool)
     return bool(inside[by.module[among(by.stack, work.stacks)]].all())
-
-
-def _copied(account: Account, line: Line) -> tuple[float, float]:
-    """Return a line's share of the copies to the device, and their time."""
-    whole = transfers_to_device(account)
-    mine = [
-        mask & known.holding(line)[known.owned.by_work.stack]
-        if known is not None and line in known.lines
-        else np.zeros_like(mask)
-        for known, mask in zip(account.line_work, whole, strict=True)
-    ]
-    copied, every = device_ns(account, mine), device_ns(account, whole)
-    return copied / every if every else 0.0, copied
-
-
-def _stalled_ns(known: RankLines | None, program: Program, replay: Replay, line: Line) -> tuple[float, float]:
-    if known is None or not len(program):
-        return 0.0, 0.0
-    edges, did = recorded_host(known.owned.rank, program, replay.steps)
-    whole, steps = float(did.parts(edges[:-1], edges[1:]).stall_ns.sum()), len(replay.steps)
-    if line not in known.lines:
-        return 0.0, whole / steps
-    holds = known.holding(line)
-    part = part_for(known.owned, lambda _, things: holds[things.stack])
-    return float(did.parts_within(part.host, edges[:-1], edges[1:]).stall_ns.sum()) / steps, whole / steps
 
 
 # Many calls where one would do.
@@ -284,19 +246,32 @@ def _repeated(account: Account) -> Iterator[Match]:
         times = max(_module_calls(one, one.lines[line]) for one in known)
         yield _repeated_match(account, line, without_parts(parts), what, times, where=(at(line, what),))
     source = account.run.source
+
+    def is_used(rank: RankLines, work: LineWork) -> bool:
+        return not work.apart or feeds_training(source, rank, work.line) is True
+
     for line in lines_on_all(
-        account, lambda rank, work: _elements(source.line(*work.line), rank, work)[0] >= _ELEMENTS
+        account,
+        lambda rank, work: is_used(rank, work) and _elements(source.line(*work.line), rank, work)[0] >= _ELEMENTS,
     ):
         each = [_elements(source.line(*line), one, one.lines[line]) for one in ranks_with(account, line)]
         times, what = max(each)
         parts = [
-            replace(part, work=part.work & (rank.work.end_ns - rank.work.start_ns < SHORT_NS))
-            if len(part.work)
-            else part
-            for part, rank in zip(parts_of_lines(account, [line]), account.run.ranks, strict=True)
+            replace(part, work=part.work & _gone_at_once(known)) if known is not None and len(part.work) else part
+            for part, known in zip(parts_of_lines(account, [line]), account.line_work, strict=True)
         ]
-        change = without_parts(parts, factor=1 / times, collectives=False)
+        change = without_parts(parts, factor=1 / times, collectives=False, waits=False)
         yield _repeated_match(account, line, change, what, times, sureness=0.7, doubt=0.5)
+
+
+def _gone_at_once(known: RankLines) -> Mask:
+    """Return the device work that one call for all elements has once: what is short, and the gradients of parts of a
+    tensor, each of which fills and adds a whole one.
+    """
+    rank, calls = known.owned.rank, known.owned.calls
+    of_part = by_string(rank.trace, calls.name, lambda name: bool(_OF_PART.search(name))).astype(bool)
+    inside = np.append(calls.nearest(of_part) >= 0, False)
+    return (rank.work.end_ns - rank.work.start_ns < SHORT_NS) | inside[calls.at_rows(rank.work.op_row)]
 
 
 def _repeated_match(account: Account, line: Line, change: Change, what: str, times: float, **more: object) -> Match:
@@ -326,19 +301,20 @@ def _module_calls(rank: RankLines, work: LineWork) -> float:
 
 def _elements(text: str | None, rank: RankLines, work: LineWork) -> tuple[float, str]:
     """Return for how many elements a comprehension makes the same calls, and which operator takes longest; else 0."""
-    if text is None or work.apart or work.optimizes or work.collectives or work.to_host:
+    if text is None or work.optimizes or work.collectives:
         return 0.0, ""
     if not code_text_has_comprehension(text):
         return 0.0, ""
     owned = rank.owned
     calls, by = owned.calls, owned.by_call
-    mine = among(by.stack, work.stacks) & ~by.backward & (owned.rank.steps.of(calls.start_ns) >= 0)
+    is_range = owned.rank.kinds[calls.row] == EventKind.ANNOTATION
+    mine = among(by.stack, work.stacks) & ~by.backward & ~is_range & (owned.rank.steps.of(calls.start_ns) >= 0)
     around = np.append(mine, False)[calls.parent]
     tops = mine & ~around
     if not tops.any():
         return 0.0, ""
     longest = int(np.argmax(np.bincount(calls.name[tops], weights=(calls.end_ns - calls.start_ns)[tops])))
-    turn = mine[~around]  # in the order of calls, without what a call of the line calls itself
+    turn = mine[~around & ~is_range]  # in the order of calls, without what a call of the line calls itself
     executed = int((turn & ~np.append(False, turn[:-1])).sum())
     return float((calls.name[tops] == longest).sum()) / max(executed, 1), owned.rank.trace.strings[longest]
 
@@ -346,88 +322,159 @@ def _elements(text: str | None, rank: RankLines, work: LineWork) -> tuple[float,
 # Everything else that the loop does in every step and that is no pass of the model.
 
 
-def _outside_training(account: Account) -> Iterator[Match]:
-    """Yield the lines, or loops of lines, that most ranks run outside training."""
+def _outside_training(account: Account, *, id_: str) -> Iterator[Match]:
+    return (match for found, match in _outside_passes(account) if found == id_)
+
+
+@once_per_record
+def _outside_passes(account: Account) -> list[tuple[str, Match]]:
+    """Return the lines, or loops of lines, that most ranks run outside the passes, each with the id of its finding."""
     known = [one for one in account.line_work if one is not None]
     if account.step is None or not known:
-        return
+        return []
     found: dict[Line, list[tuple[Line, ...]]] = defaultdict(list)
     for one in known:
-        steady = [line for line in loop_lines(one).values() if line.typical_ns > 0]
-        for group in loops(steady, [line for line, work in one.lines.items() if not work.apart]):
+        steady = [line for line in loop_lines(one).values() if line.longer_ns > 0]
+        passes = [line for line, work in one.lines.items() if is_pass(one, work)]
+        for group in loops(steady, passes):
             if sum(line.longer_ns for line in group) >= NEGLIGIBLE * account.step.step_ns:
                 largest = max(group, key=lambda line: line.longer_ns)
-                found[largest.line].append(tuple(line.line for line in group))
-    for groups in found.values():
-        if 2 * len(groups) > len(known) and (match := _outside_match(account, groups[0])) is not None:
-            yield match
+                is_all = largest.longer_ns >= NEARLY_ALL * sum(line.longer_ns for line in group)
+                found[largest.line].append((largest.line,) if is_all else tuple(line.line for line in group))
+    common = (groups[0] for groups in found.values() if 2 * len(groups) > len(known))
+    return [match for lines in common if (match := _outside_match(account, lines)) is not None]
 
 
-def _outside_match(account: Account, lines: tuple[Line, ...]) -> Match | None:
+def _outside_match(account: Account, lines: tuple[Line, ...]) -> tuple[str, Match] | None:
     ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
     each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
     # what takes far longer in few steps than in the median one is the machine's doing
     took = [sum(min(line.mean_ns, 2.0 * line.typical_ns) for line in mine) for mine in each]
     on_device = [sum(line.device_ns for line in mine) for mine in each]
     first = next(mine[0] for mine in each if mine)
+    works = [one.lines[line] for one in ranks for line in lines if line in one.lines]
     places = _places(each, lines)
     named = (places[0][0],) if len(lines) == 1 else lines
     (file, start), (_, stop) = named[0], named[-1]
     place = f"{file}:{start}" if start == stop else f"{file}:{start}-{stop}"
     host, device = float(np.mean(took)), float(np.mean(on_device))
+    costs = [one.inclusive for one in account.code.lines if (one.file, one.line) in named] if account.code else []
+    shown = min(host, sum(cost.host_ns + cost.blocked_ns for cost in costs))  # of the unprofiled step
     called = _called(ranks, named)
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MOSTLY * host else ""
     on_both = f" of the host and {ms_text(device)} ms of the device" if device >= 0.01 * host else " of host time"
     feeds = {feeds_training(account.run.source, one, line) for one in ranks for line in lines if line in one.lines}
-    changes = any(line.in_place for mine in each for line in mine)
-    acts = any(follows_a_pass(one, line) for one, mine in zip(ranks, each, strict=True) for line in mine)
-    prepares = (first.before_forward or first.to_device) and not acts
-    if True in feeds and not prepares and not first.of_gradients:  # it is part of training
-        return None
-    why = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
-    how = "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it."
-    title, what = "Non-training work in {every_step} ({place})", "work outside training"
-    if changes and not first.of_gradients and not prepares:
-        why += "; it changes tensors in place, such as averaged weights or statistics"
-        how = "Run it every N steps, or change all tensors in one call (torch._foreach_lerp_ and the like)."
-    elif feeds == {False}:
-        why += "; nothing it computes flows into training"
-        how = "Run it every N steps, or delete it: nothing it computes flows into training."
-    elif first.of_gradients:
-        title, what = "Gradient hook in every backward ({place})", "work on gradients"
-        why = "backward calls it, as a hook; it changed nothing in place"
-        how = (
-            "Where it only reads gradients, run it every N steps or delete it. Where it returns another gradient, do "
-            "that once after backward for all of them (torch.nn.utils.clip_grad_norm_)."
-        )
-    elif prepares:
-        title, what = "Input preparation in the training loop ({place})", "preparing input in the loop"
-        why = "it runs before forward, outside autograd, so it probably prepares the input"
-        how = "Move it into the dataset, where loader workers run it. A thread one batch ahead works too."
-    elif acts:
-        why += "; it follows a pass of the model without gradients and may depend on its output"
-        how = "Make it faster: several at once (environments, samples), in parallel processes, or every N steps."
-    unsure = feeds != {False} and (changes or first.before_forward or first.of_gradients)
-    is_input = any(line.to_device for mine in each for line in mine)
-    return Match(
-        without_lines(account, named, device=not is_input),
-        facts={"place": place, "what": what},
-        limit_ns=max(map(sum, zip(took, on_device, strict=True))),
-        claim=place,
-        cost_ns=max(host, device),
-        evidence=(
-            evidence_ms("profiled host time of the line {per_step}", host, place),
-            *((evidence_ms("device time of the line {per_step}", device, place),) if device >= 0.01 * host else ()),
-            *(evidence_ms("of the host time", ns, name) for name, ns in called if ns >= 0.1 * host),
-        ),
-        title=title,
-        cause=f"{{place}} takes {ms_text(host)} ms{on_both} {{per_step}}{below}; {why}",
-        remedy=f"{how} Assumes the step without it; running it every N steps keeps 1/N of the cost.",
-        sureness=0.6 if unsure else 0.9 if feeds == {False} else 0.7,
-        where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
-        what_if=() if is_input else ("--without", place),
-        on_device=device > host,
+    changes, may_train = (
+        any(getattr(line, what) for mine in each for line in mine) for what in ("changes", "may_train")
     )
+    acts = any(follows_a_pass(one, line) for one, mine in zip(ranks, each, strict=True) for line in mine)
+    acts |= any(uses_results(account.run.source, one, line) for one in ranks for line in lines)
+    of_model = any(work.has_backward or work.modules for work in works)
+    prepares = (first.before_forward or any(work.to_device for work in works)) and not acts and not of_model
+    unknown = None in feeds and (may_train or prepares or acts)
+    needed = not first.of_gradients and (True in feeds or changes or unknown)
+    critical = critical_ns(account, named) if needed else 0.0
+    if account.step is None or (needed and critical < NOTABLE * account.step.step_ns):
+        return None
+    steps = sum(max(len(one.owned.rank.steps), 1) for one in ranks)
+    sorts = {
+        "hook": first.of_gradients,
+        "unused": not needed and feeds == {False},
+        "unknown": not needed,
+        "elements": not of_model and sum(work.to_host for work in works) >= _LOOP * steps,
+        "gradients": any(work.has_backward for work in works),
+        "modules": of_model,
+        "input": prepares,
+        "results": acts,
+        "changes": changes,
+        "between": True,
+    }
+    sort = next(sort for sort, holds in sorts.items() if holds)
+    id_, title, what, why, how = _OUTSIDE[sort]
+    facts = {"place": place, "what": what, "took": f"{ms_text(critical)} of {ms_text(account.step.step_ns)} ms"}
+    alone = (
+        without_lines(account, named, device=False) if prepares and not any(work.kernels for work in works) else None
+    )
+    return id_, Match(
+        without_lines(account, named),
+        facts=facts,
+        limit_ns=None if has_device(account) else max(map(sum, zip(took, on_device, strict=True))),
+        claim=place,
+        cost_ns=max(host, device, critical),
+        evidence=(
+            *((evidence_ms("on the critical path {per_step}", critical, place),) if needed else ()),
+            *((evidence_ms("host time of the line {per_step}", shown, place),) if shown else ()),
+            *((evidence_ms("device time of the line {per_step}", device, place),) if device >= 0.01 * host else ()),
+            *(evidence_ms("of the host time", ns * shown / host, name) for name, ns in called if ns >= 0.1 * host),
+        ),
+        title=title or f"{what[0].upper()}{what[1:]} in {{every_step}}: {{took}} ({{place}})",
+        cause=f"{{place}} takes {ms_text(shown)} ms{on_both} {{per_step}}{below}; {why}",
+        remedy=f"{how} Assumes the step without it{_BOUNDS[id_]}.",
+        sureness=0.6 if sort == "hook" else 0.9 if feeds == {False} else 0.7,
+        where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
+        what_if=("--without", place),
+        on_device=device > host,
+        at_most=id_ == "host-work",
+        surely=alone,
+    )
+
+
+_UNUSED = "it is no part of forward, backward, optimizer or loader, and no gradient goes through it"
+_NO_PART = "Non-training work in {every_step} ({place})"
+_BOUNDS = {
+    "host-stall": "; running it every N steps keeps 1/N of the cost",
+    "host-work": ": at most, as training may need it",
+    "host-device-sync": "; all in one call takes next to nothing",
+}
+# by sort of line: the finding's id, its title (where empty, what it is with its time), what it is, why, how to make it cheaper
+_OUTSIDE = {
+    "hook": (
+        "host-stall", "Gradient hook in every backward ({place})", "work on gradients",
+        "backward calls it, as a hook; it changed nothing in place",
+        "Where it only reads gradients, run it every N steps or delete it. Where it returns another gradient, do that once "
+        "after backward for all of them (torch.nn.utils.clip_grad_norm_).",
+    ),
+    "unused": (
+        "host-stall", _NO_PART, "work outside training", f"{_UNUSED}; nothing it computes flows into training",
+        "Run it every N steps, or delete it: nothing it computes flows into training.",
+    ),
+    "unknown": (
+        "host-stall", _NO_PART, "work outside training", _UNUSED,
+        "Run it every N steps, in another thread, or delete it: the recording cannot show whether training needs it.",
+    ),
+    "elements": (
+        "host-device-sync", "Elements read one by one on the host ({place})", "reading single elements",
+        "the host waits for each of them and computes with it",
+        "Read all at once (tolist(), cpu()) before the loop, or compute with whole tensors on the device.",
+    ),
+    "gradients": (
+        "host-work", "", "work outside the model with gradients", "autograd runs back through it",
+        "Do in one call what it does for each element; compute less of it, or in 16 bits.",
+    ),
+    "modules": (
+        "host-work", "", "running modules without gradients", "it runs modules through which no gradient goes",
+        "Run them for several samples at once, less often, or in 16 bits.",
+    ),
+    "input": (
+        "host-work", "", "preparing the model's input", "it runs before forward, outside autograd",
+        "Move it into the dataset, where loader workers run it; a thread one batch ahead works too. Do once what is the same "
+        "in every step.",
+    ),
+    "results": (
+        "host-work", "", "work after a pass without gradients",
+        "it follows a pass of the model without gradients and may depend on its output",
+        "Do several at once (environments, samples), in parallel processes, or every N steps.",
+    ),
+    "changes": (
+        "host-work", "", "changing tensors", "it changes tensors in place, such as averaged weights or statistics",
+        "Run it every N steps, or change all tensors in one call (torch._foreach_lerp_ and the like).",
+    ),
+    "between": (
+        "host-work", "", "work between the passes",
+        "it is no part of forward, backward, optimizer or loader, and training may use what it makes",
+        "Do in one call what it does for each element, do it on the device, less often, or in another thread.",
+    ),
+}  # fmt: skip
 
 
 def _places(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[tuple[Line, float]]:
@@ -439,7 +486,7 @@ def _places(each: Sequence[Sequence[LoopLine]], lines: Sequence[Line]) -> list[t
         total = max(sum(took.values()), 1.0)
         return sorted(((line, ns / total) for line, ns in took.items()), key=lambda item: -item[1])
     inside = next(mine[0].inside for mine in each if mine)
-    whole = [line for line, share in inside.items() if share >= 0.9]
+    whole = [line for line, share in inside.items() if share >= NEARLY_ALL]
     others = sorted((line for line in inside if line not in whole), key=lambda line: -inside[line])
     named = [(line, inside[line]) for line in whole[-1:]] + [(lines[0], 1.0)]
     return named + [(line, inside[line]) for line in others if inside[line] >= 0.25]
@@ -495,12 +542,6 @@ KINDS = (
          "{place} makes tensors on the host inside forward and copies them to the device",
          f"Make them once, on the device (register_buffer, or device=x.device), and reuse them. {_WITHOUT}",
          scope=Scope.DEVICE, training_only=True, sureness=0.7, subject="copying to the device ({place})"),
-    Kind("host-to-device-copy", _copying_lines, "Copies to the device stall the host ({place})",
-         "the {waiter} waits for these copies, and next to them the host launches nothing for at least a millisecond at a "
-         "time; with large batches in pageable memory, moving them and freeing their memory is the usual reason",
-         "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a separate stream; "
-         f"send smaller types and convert on the device. {_WITHOUT}",
-         scope=Scope.DEVICE, training_only=True, subject="copying to the device ({place})"),
     Kind("launch-overhead", _one_by_one, "Tensors updated one by one ({place})",
          "{place} changes {calls} tensors {per_step} in a Python loop, one after the other",
          "Change all tensors at once (torch._foreach_mul_, torch._foreach_add_, torch._foreach_lerp_ and the like; a function "
@@ -512,7 +553,15 @@ KINDS = (
          "offsets for several embeddings, torch.func.vmap; or capture the loop as a graph. Assumes this line's "
          "work in one call: its host time once, and of its kernels the matrix products or the longest.",
          scope=Scope.DEVICE, training_only=True, doubt=0.3, subject="calling one by one ({place})"),
-    Kind("host-stall", _outside_training, "Non-training work in {every_step} ({place})",
+    Kind("host-device-sync", partial(_outside_training, id_="host-device-sync"), "Elements read one by one ({place})",
+         "",
+         "",
+         scope=Scope.DEVICE, training_only=True, sureness=0.7, doubt=0.3, subject="{what} ({place})"),
+    Kind("host-stall", partial(_outside_training, id_="host-stall"), "Non-training work in {every_step} ({place})",
+         "",
+         "",
+         scope=Scope.HOST, needs=(Need.LINES,), training_only=True, sureness=0.7, subject="{what} ({place})"),
+    Kind("host-work", partial(_outside_training, id_="host-work"), "Work between the passes in {every_step} ({place})",
          "",
          "",
          scope=Scope.HOST, needs=(Need.LINES,), training_only=True, sureness=0.7, subject="{what} ({place})"),

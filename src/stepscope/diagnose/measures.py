@@ -12,7 +12,7 @@ from stepscope.analyze.owner_places import Where
 from stepscope.analyze.ownership import Line
 from stepscope.analyze.replay.changes import Change, copies_to_device, without_waits
 from stepscope.analyze.replay.graph import NOTHING, Program
-from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out
+from stepscope.analyze.replay.removal import NO_PART, Part, part_for, taken_out, to_step
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.recording import recording_of
@@ -68,21 +68,26 @@ def device_ns(account: Account, chosen: Sequence[Mask]) -> float:
 
 
 def host_ns(account: Account, chosen: Sequence[Mask]) -> float:
-    """Return the host's time for launching some work, per step and mean over ranks: from the launch before each to the
-    end of its operator, which may wait for it.
-    """
+    """Return the host's time for launching some work, per step and mean over ranks."""
     totals = []
     for rank, mask in zip(account.run.ranks, chosen, strict=True):
-        trace, work = rank.trace, rank.work
-        launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
-        launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
-        launch, mine = work.launch_row[launched], mask[launched]
-        ends = trace["ts_ns"][launch] + trace["dur_ns"][launch]
-        before = np.append(trace["ts_ns"][launch[:1]], ends[:-1])
-        operator = np.where(work.op_row[launched] >= 0, work.op_row[launched], launch)
-        last = np.maximum(ends, trace["ts_ns"][operator] + trace["dur_ns"][operator])
-        totals.append(union(before[mine], last[mine]).total_ns / max(len(rank.steps), 1))
+        totals.append(launching(rank, mask & (rank.work.step >= 0)).total_ns / max(len(rank.steps), 1))
     return float(np.mean(totals)) if totals else 0.0
+
+
+def launching(rank: Rank, chosen: Mask) -> Intervals:
+    """Return when the host launched some work: from the launch before each to the end of its operator, which may wait
+    for it.
+    """
+    trace, work = rank.trace, rank.work
+    launched = np.flatnonzero(work.launch_row >= 0)
+    launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
+    launch, mine = work.launch_row[launched], chosen[launched]
+    ends = trace["ts_ns"][launch] + trace["dur_ns"][launch]
+    before = np.append(trace["ts_ns"][launch[:1]], ends[:-1])
+    operator = np.where(work.op_row[launched] >= 0, work.op_row[launched], launch)
+    last = np.maximum(ends, trace["ts_ns"][operator] + trace["dur_ns"][operator])
+    return union(before[mine], last[mine])
 
 
 def transfers_to_device(account: Account) -> list[Mask]:
@@ -219,9 +224,11 @@ def host_part(rank: Rank, host: Intervals, work: Mask | None = None) -> Part:
     return Part(host, EMPTY, nothing if work is None else work, np.zeros(len(rank.collectives), bool), calls[inside])
 
 
-def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:
+def without_parts(
+    parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True, waits: bool = True
+) -> Change:
     """Return the change in which parts of all ranks take `factor` of their time; with 0 they are gone."""
-    return lambda replay: taken_out(replay, parts, factor=factor, collectives=collectives)
+    return lambda replay: taken_out(replay, parts, factor=factor, collectives=collectives, waits=waits)
 
 
 def parts_of_lines(
@@ -233,7 +240,7 @@ def parts_of_lines(
         if known is None or (ranks is not None and known.owned.rank.rank not in ranks):
             return NO_PART
         holds = known.holding_any(lines)
-        return part_for(known.owned, lambda _, things: holds[things.stack], device=device)
+        return part_for(known.owned, lambda _, things: holds[things.stack] | holds[things.caller], device=device)
 
     return [part(known) for known in account.line_work]
 
@@ -241,6 +248,16 @@ def parts_of_lines(
 def without_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> Change:
     """Return the change that deletes lines on all ranks, with everything they called."""
     return without_parts(parts_of_lines(account, lines, device=device))
+
+
+def critical_ns(account: Account, lines: Sequence[Line]) -> float:
+    """Return the time per step that some lines hold of the critical path, with everything they called."""
+    found = 0.0
+    for known, work in zip(account.line_work, account.critical_work, strict=True):
+        if known is not None and work is not None:
+            holds = known.holding_any(lines)
+            found += float(work[1][holds[work[0].stack] | holds[work[0].caller]].sum())
+    return found * to_step(account.owned_replay, account.step.step_ns if account.step else 0.0)
 
 
 def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]) -> list[Line]:

@@ -1,13 +1,15 @@
 """Kinds of findings in which ranks differ: one is late, has more work, or waits for the schedule of a pipeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import PART_CODE
-from stepscope.analyze.log_stragglers import LateRank, late_ranks
+from stepscope.analyze.log_stragglers import ALL_STEPS, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.owner_places import (
     MOSTLY,
@@ -19,15 +21,27 @@ from stepscope.analyze.owner_places import (
     top_modules,
 )
 from stepscope.analyze.ownership import Line, Ownership
-from stepscope.analyze.replay.changes import compute_ns, evenly_spread, host_part_ns, host_part_scaled, straggler_off
+from stepscope.analyze.phases import marks_of
+from stepscope.analyze.pipeline import microbatch_saving_ns
+from stepscope.analyze.replay.changes import (
+    Change,
+    compute_ns,
+    evenly_spread,
+    host_part_ns,
+    host_part_scaled,
+    straggler_off,
+)
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
-from stepscope.analyze.steadiness import DeviceState, slower_clock
-from stepscope.analyze.stragglers import Straggler, cleared_by_logs, common_steps, find_stragglers, uneven_compute
+from stepscope.analyze.steadiness import slower_clock
+from stepscope.analyze.stragglers import cleared_by_logs, common_steps, find_stragglers, uneven_compute
+from stepscope.contract.lateness import LateRank
 from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import COMPUTE, at, ms_text, parts_of_lines, place_of, without_parts
 from stepscope.diagnose.recording import Need, Scope
 from stepscope.intervals import covered_ns
+from stepscope.records import Row
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import distinct, lower_median, median
 from stepscope.trace.table import EventKind
 
@@ -48,7 +62,6 @@ _WHY = {
     "network": ("its link is slower", "Check the link and the switch port of {rank}{host}."),
 }
 _BALANCE = "Balance the batches (sort by length, pack sequences, same batch on every rank)."
-_ALL_STEPS = 1 << 40
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -67,7 +80,7 @@ def _late(account: Account) -> Iterator[Match]:
     if not late:
         return
     first, ranks = late[0], tuple(s.rank for s in late)
-    known = [u for u in late_ranks(account.run.logs, window_steps=_ALL_STEPS) if u.rank in ranks]
+    known = [u for u in late_ranks(account.run.logs, window_steps=ALL_STEPS) if u.rank in ranks]
     why, how = _WHY[first.cause]
     recurs = [name for name, ns in first.evidence.items() if name not in ("data", "device") and ns > 0]
     if recurs:
@@ -76,6 +89,10 @@ def _late(account: Account) -> Iterator[Match]:
         how = said[2] if said else "Do it on all ranks in turn, less often, or outside the training job."
     mine = next((d for d in account.devices if d.rank == first.rank), None)
     held = f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
+    region = None if recurs else _late_region(account, first)
+    if region is not None:
+        why = f"most of the difference is inside the range {region}"
+        how = f"Check what {region} does on {{rank}}{{host}} and not on the others (input, files, waiting)."
     several = len(ranks) > 1
     title = ranks_text(ranks).capitalize()
     often = "" if first.persistent else f" in {first.steps_late} of {first.num_steps} steps"
@@ -94,7 +111,8 @@ def _late(account: Account) -> Iterator[Match]:
         evidence=(*_late_evidence(account, late), *_unprofiled(known), *_device_evidence(ranks, account.devices)),
         remedy=f"{how} Assumes the late rank becomes as fast as the median rank.",
     )
-    if (saved_ns := _in_some_steps_ns(account, ranks)) is not None:
+    saved_ns = None if any(s.persistent for s in late) or _recurs(account, late) else _in_some_steps_ns(account, ranks)
+    if saved_ns is not None:
         places = rare_places(account, account.replay, ranks=ranks) if account.replay is not None else ()
         yield replace(found, change=None, formula_ns=saved_ns, where=places)
     else:
@@ -103,9 +121,35 @@ def _late(account: Account) -> Iterator[Match]:
             yield without
 
 
+def _late_region(account: Account, late: Row) -> str | None:
+    """Return the innermost range of the user's that takes a late rank longer by most of its lateness, None without one."""
+    totals = {rank.rank: _range_ns(rank) for rank in account.run.ranks if len(rank.steps)}
+    mine, named = totals.pop(late.rank, {}), {s.rank for s in account.stragglers}
+    others = [one for rank, one in totals.items() if rank not in named]
+    if not others:
+        return None
+    more = {name: ns - median([one.get(name, 0.0) for one in others]) for name, ns in mine.items()}
+    found = [name for name, ns in more.items() if ns >= MOSTLY * late.late_ns_per_step]
+    return min(found, key=lambda name: mine[name], default=None)
+
+
+def _range_ns(rank: Rank) -> dict[str, float]:
+    rows = np.setdiff1d(np.flatnonzero(rank.kinds == EventKind.ANNOTATION), marks_of(rank).rows)  # parts have a cause
+    names, trace = rank.trace["name"][rows], rank.trace
+    took = np.bincount(names, trace["dur_ns"][rows]) / len(rank.steps) if len(rows) else np.empty(0)
+    texts = {trace.strings[i]: float(took[i]) for i in distinct(names).tolist()}
+    return {text: ns for text, ns in texts.items() if "#" not in text}  # not the profiler's own
+
+
 def _host_text(account: Account, ranks: Sequence[int]) -> str:
     hosts = {rank.host for rank in account.run.ranks if rank.rank in ranks and rank.host}
     return f" on {next(iter(hosts))}" if len(hosts) == 1 else ""
+
+
+def _recurs(account: Account, late: Sequence[Row]) -> bool:
+    """Return whether what makes ranks late is known from the logs to recur: then the replay has it, without its steps."""
+    more = account.replay.recurring.late_ns() if account.replay is not None else {}
+    return all(more.get(s.rank, 0.0) >= MOSTLY * s.late_ns_per_step for s in late)
 
 
 def _in_some_steps_ns(account: Account, ranks: Sequence[int]) -> float | None:
@@ -135,16 +179,35 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
     without = without_parts(parts_of_lines(account, lines, ranks=late.ranks), collectives=False)
     if replay.period_ns - without(replay).period_ns < MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
         return late
+    return replace(late, change=without, **_alone(late.facts, named, lines, several=several))
+
+
+def _alone(facts: Mapping[str, object], named: str, lines: Sequence[Line], *, several: bool) -> dict[str, Any]:
     listed = ", ".join(map(place_of, lines))
-    facts = {**late.facts, "title": f"{named} run{'' if several else 's'} {listed} alone"}
-    facts["why"] = f"{listed} is executed on no other rank, and the others wait for it"
-    return replace(
-        late,
-        change=without,
-        facts=facts,
-        remedy=f"Do what {listed} does on all ranks in turn, less often, or outside the training job. Assumes the "
+    return {
+        "facts": {
+            **facts,
+            "title": f"{named} run{'' if several else 's'} {listed} alone",
+            "why": f"{listed} is executed on no other rank, and the others wait for it",
+        },
+        "remedy": f"Do what {listed} does on all ranks in turn, less often, or outside the training job. Assumes the "
         "step without it.",
-        where=tuple(at(line, share=1.0 / len(lines)) for line in lines),
+        "where": tuple(at(line, share=1.0 / len(lines)) for line in lines),
+    }
+
+
+def _alone_match(account: Account, took: dict[Line, float], ranks: tuple[int, ...]) -> Match:
+    """Return the match of lines that nobody else executes: in them these ranks wait for no other."""
+    places, whole = list(took), sum(took.values())
+    return Match(
+        without_parts(parts_of_lines(account, places, ranks=ranks), collectives=False),
+        ranks=ranks,
+        cost_ns=whole,
+        limit_ns=whole,
+        evidence=tuple(
+            evidence_ms("in the line {per_step}, waits included", ns, place_of(x)) for x, ns in took.items()
+        ),
+        **_alone({"cause": "host"}, ranks_text(ranks).capitalize(), places, several=len(ranks) > 1),
     )
 
 
@@ -159,7 +222,7 @@ def lone_lines(account: Account, ranks: Sequence[int]) -> list[Line]:
     return sorted(set.intersection(*(set(one.outermost(lines)) for one, lines in zip(theirs, alone, strict=True))))
 
 
-def _late_evidence(account: Account, late: Sequence[Straggler]) -> Iterator[Evidence]:
+def _late_evidence(account: Account, late: Sequence[Row]) -> Iterator[Evidence]:
     for s in late:
         yield Evidence("late in", f"{s.steps_late} of {s.num_steps} steps", "", f"rank {s.rank}")
     waits = _mean_of_others(account, [s.rank for s in late], ("wait", "pipeline_bubble"))
@@ -187,7 +250,7 @@ def _unprofiled(known: Sequence[LateRank]) -> Iterator[Evidence]:
         yield evidence_ms("extra time over the median rank, steps without the profiler", late.late_ns, interval)
 
 
-def _device_evidence(ranks: Sequence[int], devices: Sequence[DeviceState]) -> Iterator[Evidence]:
+def _device_evidence(ranks: Sequence[int], devices: Sequence[Row]) -> Iterator[Evidence]:
     for mine in (d for d in devices if d.rank in ranks):
         where = f"rank {mine.rank}"
         slower = slower_clock(mine, [d for d in devices if d.rank not in ranks])
@@ -205,7 +268,8 @@ def _late_lines(account: Account) -> Iterator[Match]:
     if step is None or len(known) < max(2, len(account.run.ranks)) or account.strategy.has("pp"):
         return
     named = {s.rank for s in account.stragglers}
-    each = [_own_line_ns(one) for one in known]
+    each = [_own_line_ns(one, in_waits=False) for one in known]
+    slower: dict[tuple[int, ...], list[_SlowLine]] = {}
     for line in sorted(set().union(*each)):
         took = np.array([one.get(line, 0.0) for one in each])
         usual = lower_median(took)
@@ -218,13 +282,25 @@ def _late_lines(account: Account) -> Iterator[Match]:
         # noise does not halve a line
         clear = others.max() <= MOSTLY * took[late].min() and not set(ranks) <= named
         if clear and not all(cleared_by_logs(account.shared, rank, more.max(), account.run.logs) for rank in ranks):
-            yield _late_line(account, line, ranks, float(took.max()), usual)
+            slower.setdefault(ranks, []).append((line, float(took.max()), usual))
+    for ranks, lines in slower.items():
+        alone = lone_lines(account, ranks)
+        whole = [_own_line_ns(one, in_waits=True) for one in known if one.rank.rank in ranks]
+        if all(line in alone for line, _, _ in lines):
+            yield _alone_match(account, {line: max(one.get(line, 0.0) for one in whole) for line in alone}, ranks)
+        else:
+            yield _slower_match(account, lines, ranks)
 
 
-def _own_line_ns(owned: Ownership) -> dict[Line, float]:
+# a line, its time on the late ranks and on the others
+_SlowLine = tuple[Line, float, float]
+
+
+def _own_line_ns(owned: Ownership, *, in_waits: bool) -> dict[Line, float]:
     host = owned.host
     took = (host.end_ns - host.start_ns) * host.runs
-    took = took - covered_ns(host_waits(owned.rank), host.start_ns, host.end_ns) * host.runs
+    if not in_waits:
+        took = took - covered_ns(host_waits(owned.rank), host.start_ns, host.end_ns) * host.runs
     known = host.owner.stack >= 0
     sums = np.bincount(host.owner.stack[known], took[known], minlength=len(owned.stacks))
     found: dict[Line, float] = {}
@@ -235,18 +311,22 @@ def _own_line_ns(owned: Ownership) -> dict[Line, float]:
     return found
 
 
-def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: float, usual_ns: float) -> Match:
-    place, more, factor = place_of(line), late_ns - usual_ns, usual_ns / late_ns
-    parts = [
-        replace(p, work=np.zeros_like(p.work), collectives=np.zeros_like(p.collectives), calls=p.calls[:0])
-        for p in parts_of_lines(account, [line], ranks=ranks)
+def _slower_match(account: Account, lines: Sequence[_SlowLine], ranks: tuple[int, ...]) -> Match:
+    lines = sorted(lines, key=lambda one: one[2] - one[1])
+    changes = [_as_fast(account, line, usual_ns / late_ns, ranks) for line, late_ns, usual_ns in lines]
+    more = sum(late_ns - usual_ns for _, late_ns, usual_ns in lines)
+    listed = ", ".join(place_of(line) for line, _, _ in lines)
+    rows = [
+        f"{place_of(line)} takes {ms_text(late)} ms there and {ms_text(usual)} ms on the other ranks"
+        for line, late, usual in lines
     ]
     return Match(
-        without_parts(parts, factor=factor, collectives=False),
+        lambda replay: reduce(lambda done, change: change(done), changes, replay),
         facts={
-            "title": f"{ranks_text(ranks).capitalize()} spend{'' if len(ranks) > 1 else 's'} {ms_text(more)} ms more in {place}",
+            "title": f"{ranks_text(ranks).capitalize()} spend{'' if len(ranks) > 1 else 's'} {ms_text(more)} ms more in "
+            f"{listed}",
             "cause": "host",
-            "why": f"{place} takes {ms_text(late_ns)} ms there and {ms_text(usual_ns)} ms on the other ranks",
+            "why": "; ".join(rows),
         },
         ranks=ranks,
         cost_ns=more,
@@ -254,8 +334,16 @@ def _late_line(account: Account, line: Line, ranks: tuple[int, ...], late_ns: fl
         evidence=tuple(evidence_ms("extra time in the line {per_step}", more, f"rank {r}") for r in ranks),
         remedy="Check what the line does on these ranks only (input, files, waiting); run it on all ranks in turn or less "
         "often. Assumes the line becomes as fast there as on the other ranks.",
-        where=(at(line),),
+        where=tuple(at(line, share=(late_ns - usual_ns) / more) for line, late_ns, usual_ns in lines),
     )
+
+
+def _as_fast(account: Account, line: Line, factor: float, ranks: Sequence[int]) -> Change:
+    parts = [
+        replace(p, work=np.zeros_like(p.work), collectives=np.zeros_like(p.collectives), calls=p.calls[:0])
+        for p in parts_of_lines(account, [line], ranks=ranks)
+    ]
+    return without_parts(parts, factor=factor, collectives=False)
 
 
 # Uneven work.
@@ -394,7 +482,7 @@ def _bubble(account: Account) -> Iterator[Match]:
     extra = (view.stages - 1) / (view.chunks or 1)
     idle_ns = float(np.mean([one.idle_ns for one in view.ranks]))
     yield Match(
-        formula_ns=view.microbatch_saving_ns(more, step_ns=step.step_ns),
+        formula_ns=microbatch_saving_ns(view, more, step_ns=step.step_ns),
         facts={
             "m": m, "stages": view.stages, "extra": f"{extra:.3g}", "all": f"{m + extra:.3g}", "more": more,
         },

@@ -25,14 +25,16 @@ from stepscope.analyze.host_time import (
     runtime_rows,
     spans,
 )
-from stepscope.analyze.kernels import function_of
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import marks_of, trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
+from stepscope.cost.operators import function_of
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, clip, complement, covered_ns, union, union_of
 from stepscope.records import ArrayRecord, dataclass, once_per_record
-from stepscope.run.rank import DECODE, DEVICE_KINDS, SERVING, Rank, Rows, enclosing, lookup, rank_ranges
+from stepscope.run.device_work import DEVICE_KINDS, Rows, enclosing, lookup
+from stepscope.run.rank import Rank, rank_ranges
+from stepscope.run.steps import DECODE, SERVING
 from stepscope.stats.robust import distinct, median
 from stepscope.trace.nsight_tools import GRAPH_NAME
 from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
@@ -81,8 +83,10 @@ COMPUTE_NOTHING = frozenset(
 # 32-bit results per 64-bit result, by compute capability (CUDA C++ Programming Guide, throughput of native arithmetic
 # instructions); 2 on chips for data centres
 _SLOWER_IN_64_BIT = {(5, 2): 32, (6, 1): 32, (7, 5): 32, (8, 6): 64, (8, 9): 64, (12, 0): 64}
-# ranges of compilers: nvFuser, NVRTC, torch.compile; what was compiled runs under other names
-_COMPILES = re.compile(r"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|^(?!CUDAGraph).*\(dynamo_timed\)")
+# of torch.compile; what was compiled runs under other names
+_DYNAMO = r"^(?!CUDAGraph).*\(dynamo_timed\)"
+# ranges of compilers: nvFuser, NVRTC, torch.compile
+_COMPILES = re.compile(rf"(?<![Pp]re)[Cc]ompile(?![dr])|nvrtc(?!Create)|{_DYNAMO}")
 # gradients and updates, as in a captured step whose graph the host launches without operators
 _UPDATES = re.compile(r"multi_tensor_apply|[Oo]ptimizer|[Ff]used_?[Aa]dam|[wd]grad|_bwd|[Bb]ackward")
 # dropout, and batch norm with the statistics of the batch
@@ -643,6 +647,13 @@ def _cold_start(account: Account) -> str | None:
         return None  # no conclusion rests on the host
     longest = max(names, key=lambda name: names[name])
     return f"first-call initialisation takes {_ms(took / ranks)} of the recorded {_ms(whole / ranks)} ms (mostly {longest})"
+
+
+def compiling(rank: Rank) -> Intervals:
+    """Return when torch.compile compiled on a rank."""
+    rows = rank.rows_named(lambda name: bool(re.match(_DYNAMO, name)), EventKind.ANNOTATION, EventKind.HOST_OP)
+    start_ns = rank.trace["ts_ns"][rows]
+    return union(start_ns, start_ns + rank.trace["dur_ns"][rows])
 
 
 def _compilations(rank: Rank) -> Rows:

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import stepscope
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
 from stepscope.records import dataclass
@@ -114,7 +113,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 def code_key() -> str:
     """Return a digest of this version of the program, local changes included."""
     digest = Digest(sys.version.encode())
-    for folder, below, names in os.walk(Path(stepscope.__file__).parent):
+    for folder, below, names in os.walk(Path(__file__).parents[1]):
         below[:] = sorted(name for name in below if name != "__pycache__")
         for name in sorted(names):
             status = Path(folder, name).stat()

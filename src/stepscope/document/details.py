@@ -12,10 +12,12 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import FIRST_BIN_NS, NUM_BINS, QUEUE_EDGES, distributions
-from stepscope.analyze.owner_costs import CodeNode
+from stepscope.analyze.owner_lines import is_pass
 from stepscope.analyze.pipeline import ideal_schedule, pipeline_actions
 from stepscope.analyze.steadiness import run_steps
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.measures import place_of, ranks_with
+from stepscope.records import Row
 from stepscope.units import NS_PER_MS, NS_PER_US, ms
 from stepscope.whatif.settings import switches
 
@@ -38,6 +40,7 @@ def details_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "pipeline_step": lambda: _pipeline_step(account),
         "what_if": lambda: _what_if(account, diagnosis),
         "code_trees": lambda: _code_trees(account),
+        "training_lines": lambda: _training_lines(account),
         "chip": lambda: _chip(account),
     }
     return {name: attempt(account.failures, name.replace("_", " "), make, lambda: None) for name, make in parts.items()}
@@ -149,6 +152,18 @@ def _code_trees(account: Account) -> dict[str, Any] | None:
     return None if trees is None else {"lines": _node(trees.lines), "modules": _node(trees.modules)}
 
 
+def _training_lines(account: Account) -> list[str] | None:
+    """Return the lines that training cannot do without: they call the model, backward, the optimizer or the loader."""
+    if account.code is None or account.lines_are_sampled:
+        return None
+    lines = dict.fromkeys((one.file, one.line) for one in account.code.lines)
+    return [
+        place_of(line)
+        for line in lines
+        if any(is_pass(known, known.lines[line]) for known in ranks_with(account, line))
+    ]
+
+
 def _chip(account: Account) -> dict[str, Any] | None:
     chip = account.chip.chip
     if chip is None:
@@ -156,7 +171,7 @@ def _chip(account: Account) -> dict[str, Any] | None:
     return {"name": chip.name, "tflops": dict(chip.tflops), "memory_gb_per_s": chip.memory_gb_per_s}
 
 
-def _node(node: CodeNode) -> dict[str, Any]:
+def _node(node: Row) -> dict[str, Any]:
     times = {name: round(getattr(node, f"{name}_ns") / NS_PER_MS, 4) for name in _TREE_TIMES}
     return {
         "name": node.name,

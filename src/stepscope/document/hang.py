@@ -3,20 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepscope.analyze.hang import (
-    DTYPE,
-    EXTRA,
-    LEFT_OUT,
-    MISMATCH,
-    MISSING,
-    ORDER,
-    SHAPE,
-    STUCK,
-    GroupState,
-    Hang,
-    Mismatch,
-    user_frame,
-)
+from stepscope.analyze.hang import DTYPE, EXTRA, LEFT_OUT, MISMATCH, MISSING, ORDER, SHAPE, STUCK, user_frame
+from stepscope.records import Row
 from stepscope.run.dumps import Dumps
 from stepscope.run.rank import rank_ranges
 from stepscope.trace.flight_recorder import FlightEntry
@@ -26,7 +14,7 @@ _SCHEMA = 1
 _MAX_STACK = 32
 
 
-def hang_json(hang: Hang, dumps: Dumps) -> dict[str, Any]:
+def hang_json(hang: Row, dumps: Dumps) -> dict[str, Any]:
     """Return the whole answer."""
     return {
         "schema": _SCHEMA,
@@ -47,7 +35,7 @@ def hang_json(hang: Hang, dumps: Dumps) -> dict[str, Any]:
     }
 
 
-def conclusions(hang: Hang) -> list[str]:
+def conclusions(hang: Row) -> list[str]:
     """Return what is wrong, one sentence each, the cause first; one sentence where nothing is."""
     lines = [line for state in hang.groups if state.verdict == MISMATCH for line in _of_mismatch(state)]
     lines += [_of_missing(state, hang) for state in hang.groups if state.verdict == MISSING]
@@ -78,7 +66,7 @@ def _shapes(call: FlightEntry) -> str:
     return f"{[list(s) for s in call.input_sizes]} {types}".strip()
 
 
-def _of_missing(state: GroupState, hang: Hang) -> str:
+def _of_missing(state: Row, hang: Row) -> str:
     waiting = next(iter(state.waiting.values()))
     who = f"rank {rank_ranges(list(state.missing))} did not arrive at {waiting.named} number {state.waiting_at}"
     also = [r for r in state.missing if r not in hang.suspects]
@@ -90,7 +78,7 @@ def _of_missing(state: GroupState, hang: Hang) -> str:
     )
 
 
-def _last_of(hang: Hang, rank: int) -> str:
+def _last_of(hang: Row, rank: int) -> str:
     last = hang.last_calls.get(rank)
     if last is None:
         return "issued nothing at all"
@@ -103,7 +91,7 @@ def _last_of(hang: Hang, rank: int) -> str:
     )
 
 
-def _of_stuck(state: GroupState) -> str:
+def _of_stuck(state: Row) -> str:
     call = next(iter(state.waiting.values()))
     absent = state.without_dump
     if absent:
@@ -123,7 +111,7 @@ def _of_stuck(state: GroupState) -> str:
     )
 
 
-def _of_mismatch(state: GroupState) -> list[str]:
+def _of_mismatch(state: Row) -> list[str]:
     found = state.mismatch
     if found is None:
         return []
@@ -144,7 +132,7 @@ def _side(ranks: Sequence[int], call: FlightEntry, kind: str) -> str:
     return f"rank {rank_ranges(list(ranks))} {what} at {place(call)}"
 
 
-def _alike(found: Mismatch) -> Iterable[tuple[list[int], FlightEntry]]:
+def _alike(found: Row) -> Iterable[tuple[list[int], FlightEntry]]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sorted(found.calls.items()):
         key = (call.named, call.input_sizes, call.input_dtypes, place(call))
@@ -156,7 +144,7 @@ def _chain(ranks: Sequence[int]) -> str:
     return " -> ".join(map(str, ranks))
 
 
-def _group_json(state: GroupState) -> dict[str, Any]:
+def _group_json(state: Row) -> dict[str, Any]:
     found = state.mismatch
     return {
         "name": state.name,

@@ -6,7 +6,9 @@ from math import floor, log10, sqrt
 from typing import Any
 
 from stepscope.analyze.job_energy import energy_of_job
-from stepscope.analyze.ledger import PARTS, AttemptSummary, Ledger, ledger_of
+from stepscope.analyze.ledger import PARTS, Ledger, ledger_of
+from stepscope.document.rows import json_rows
+from stepscope.records import Row
 from stepscope.run.attempts import Attempt
 from stepscope.units import NS_PER_S, finite_document
 
@@ -29,7 +31,10 @@ def job_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "ranks": max(one.num_ranks for one in ledger.attempts),
         "steps": sum(one.steps for one in ledger.attempts),
         "step_ms": None if ledger.step_ns is None else ledger.step_ns / 1e6,
-        "attempts": [_attempt(one) for one in ledger.attempts],
+        "attempts": json_rows(
+            "attempts",
+            (Row(one, started=_moment(one.start_ns), ended=_moment(one.end_ns)) for one in ledger.attempts),
+        ),
         "parts": [
             {
                 "part": part,
@@ -53,19 +58,6 @@ def job_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 def _pct(ledger: Ledger, ns: float) -> float:
     return 100.0 * ns / ledger.total_ns if ledger.total_ns > 0 else 0.0
-
-
-def _attempt(one: AttemptSummary) -> dict[str, Any]:
-    return {
-        "started": _moment(one.start_ns),
-        "ended": _moment(one.end_ns),
-        "reason": one.reason,
-        "run": one.name,
-        "steps": one.steps,
-        "steps_lost": one.steps_lost,
-        "saves": one.saves,
-        "evaluations": one.evaluations,
-    }
 
 
 def _moment(time_ns: int) -> str | None:

@@ -12,28 +12,29 @@ from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import (
     HOST_WAIT,
-    LateRank,
     has_waits,
     is_rare,
     late_ranks,
-    lateness,
+    log_lateness,
     median_ns,
     region_names,
     region_ns,
     shows_late_ranks,
 )
 from stepscope.analyze.steadiness import log_series, steadiness_of
-from stepscope.analyze.training_step import no_core_share
+from stepscope.contract.lateness import LateRank
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding import FINDING_IDS
-from stepscope.document.report import kernel_json, ms_or_none, steadiness_json
+from stepscope.document.report import kernel_rows
+from stepscope.document.rows import empty_row, json_row, json_rows, ms_or_none
+from stepscope.records import Row
+from stepscope.run.core_time import core_wait_ns
 from stepscope.run.light import LightRun
 from stepscope.run.side_files import StepLog, number, unprofiled_step
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, finite_document, ms
 
 _NO_TRACE = "no trace was recorded: what happens inside the steps is unknown; record without --light"
-_OF_TRACES = ("window", "compute", "comm", "memory", "exposed_comm", "idle", "wait", "transfer")
 
 
 def light_json(run: LightRun) -> dict[str, Any]:
@@ -47,22 +48,20 @@ def light_json(run: LightRun) -> dict[str, Any]:
     found = unprofiled_step(logs)
     ranks = [_rank(log, counted) for log in logs]
     if late and not has_waits(logs, HOST_WAIT):  # the regions are the host's, the waits are not
-        for rank, one in zip(ranks, lateness(logs, run.collective_times, window_steps=len(logs[0])), strict=True):
+        for rank, one in zip(ranks, log_lateness(logs, run.collective_times, window_steps=len(logs[0])), strict=True):
             rank["regions_ms"]["waiting"] = ms(max(0, max(x.own_ns for x in late) - one.own_ns))
     document = {
         "schema": SCHEMA,
         "run": _run(run),
         "ranks": ranks,
         "step": _step(run),
-        "efficiency": dict.fromkeys(
-            ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
-        ),
+        "efficiency": empty_row("efficiency"),
         "energy": _energy(run),
         **{name: [] for name in ("waterfall", "collectives", "operators", "idle", "critical_path", "checks")},
-        "kernels": [kernel_json(kernel) for kernel in measured_kernels(run.measured)],
-        "stragglers": [_straggler(one) for one in late],
+        "kernels": json_rows("kernels", kernel_rows(measured_kernels(run.measured))),
+        "stragglers": json_rows("stragglers", [_straggler(one) for one in late]),
         "memory": None,
-        "steadiness": steadiness_json(steady),
+        "steadiness": json_row("steadiness", steady),
         "by_strategy": {},
         "verdict": "straggler-bound" if late else "unclear",
         "verdict_reason": _reason(late, ranks, known=known),
@@ -111,22 +110,18 @@ def _text(value: object) -> str | None:
 def _rank(log: StepLog, counted: Sequence[str]) -> dict[str, Any]:
     regions = {name: median_ns(log, region_ns(log, name)) for name in counted}
     return {
+        **empty_row("ranks"),
         "rank": log.rank,
         "host": _text(log.header.get("host")),
-        "num_events": None,
         "num_steps": len(log),
         "step_ms": [ms(d) for d in log.dur_ns.tolist()],
-        **{f"{name}_ms": None for name in _OF_TRACES},
-        "overlap_pct": None,
-        "clock_offset_us": None,
-        "clock_uncertainty_us": None,
         "median_step_ms": ms_or_none(median_ns(log, log.dur_ns.astype(np.float64))),
         "regions_ms": {name: ms_or_none(ns) for name, ns in regions.items()},
     }
 
 
 def _step(run: LightRun) -> dict[str, Any]:
-    took_ns, waited = step_ns(run.logs), no_core_share(run.logs)
+    took_ns = step_ns(run.logs)
 
     def per_s(name: str) -> float | None:
         amount = run.description.get(name)
@@ -142,7 +137,8 @@ def _step(run: LightRun) -> dict[str, Any]:
         "tokens_per_s": per_s("tokens_per_step"),
         "overlap_efficiency": None,
         "late_rank": None,
-        "core_wait_ms": None if took_ns is None or waited is None else ms(waited * took_ns),
+        "core_wait_ms": None if took_ns is None else ms_or_none(core_wait_ns(run.logs, took_ns, run.lost)),
+        "starved": run.lost > 0,
         "budget": [],
     }
 
@@ -152,17 +148,8 @@ def _energy(run: LightRun) -> dict[str, Any]:
     return energy_of(run.telemetry, run.logs, run.description, tokens_per_step=tokens, samples_per_step=samples)
 
 
-def _straggler(late: LateRank) -> dict[str, Any]:
-    return {
-        "rank": late.rank,
-        "cause": None,
-        "late_ms_per_step": ms(late.late_ns),
-        "steps_late": late.steps_late,
-        "num_steps": late.num_steps,
-        "score": late.score,
-        "slowdown": round(late.slowdown, 4),
-        "persistent": late.lasts,
-    }
+def _straggler(late: LateRank) -> Row:
+    return Row(late._asdict(), cause=None, late_ns_per_step=late.late_ns, persistent=late.persistent)
 
 
 def _rare_region(logs: Sequence[StepLog], name: str) -> dict[str, Any]:

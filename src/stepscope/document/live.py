@@ -1,24 +1,22 @@
 """A snapshot of a running job as JSON, and the outcome of a requested window."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.live import Picture, RankNow
-from stepscope.analyze.log_stragglers import LateRank
-from stepscope.analyze.memory_snapshot import SnapshotView
+from stepscope.contract.lateness import LateRank
 from stepscope.contract.live import Key, WindowPlan
 from stepscope.contract.run_folder import SCHEMA as run_folder_SCHEMA
-from stepscope.document.report import in_ms, memory_json, memory_of_steps, ms_or_none, plain
-from stepscope.predict.memory import MemoryWhatIf, StateRow
+from stepscope.document.report import memory_of_steps
+from stepscope.document.rows import in_ms, ms_or_none, plain
+from stepscope.records import Row
 from stepscope.units import NS_PER_S, ms
 
 
 def live_json(
     run: str,
-    picture: Picture,
+    picture: Row,
     *,
     alarms: Mapping[Key, str],
     stalls: Sequence[str],
@@ -62,7 +60,7 @@ def window_json(
     }
 
 
-def _rank(rank: RankNow) -> dict[str, Any]:
+def _rank(rank: Row) -> dict[str, Any]:
     status = rank.status
     return {
         "rank": rank.rank,
@@ -81,7 +79,7 @@ def _rank(rank: RankNow) -> dict[str, Any]:
 
 def _late(late: LateRank) -> dict[str, Any]:
     return {
-        "is_late": late.is_late(),
+        "is_late": late.is_late,
         "late_ms": ms(late.late_ns),
         "low_ms": ms(late.low_ns),
         "high_ms": ms(late.high_ns),
@@ -106,10 +104,10 @@ _SCHEMA = 1
 
 def memory_document(
     account: Account | None,
-    snapshots: Mapping[int | None, SnapshotView],
+    snapshots: Mapping[int | None, Row],
     *,
-    predicted: Sequence[StateRow] = (),
-    what_ifs: Sequence[MemoryWhatIf] = (),
+    predicted: Sequence[Row] = (),
+    what_ifs: Sequence[Row] = (),
     of_rank: int | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -120,15 +118,15 @@ def memory_document(
     return {
         "schema": _SCHEMA,
         "run": account.run.name if account else None,
-        "memory": memory_json(account.memory) if account else None,
+        "memory": in_ms(account.memory) if account else None,
         "memory_steps": [memory_of_steps(log) for log in account.run.logs] if account else [],
         "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()] if beside else [],
         "other_processes": [{"rank": one.rank, "size_bytes": one.others_bytes} for one in account.devices]
         if account
         else [],
-        "snapshots": [{"rank": rank, **asdict(view), "path": Path(view.path).name} for rank, view in snapshots.items()],
+        "snapshots": [{"rank": rank, **view, "path": Path(view.path).name} for rank, view in snapshots.items()],
         "predicted_rank": of_rank,
-        "predicted": [asdict(row) for row in predicted],
-        "what_ifs": [in_ms(one, ("extra_low", "extra_high")) for one in what_ifs],
+        "predicted": plain(predicted),
+        "what_ifs": in_ms(what_ifs),
         "warnings": [*warnings, *(account.failures if account else ())],
     }

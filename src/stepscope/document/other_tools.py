@@ -98,7 +98,8 @@ def files_json(folder: Path) -> dict[str, Any]:
     from stepscope.analyze.kernels import measured_kernels
     from stepscope.diagnose.finding import FINDING_IDS
     from stepscope.document.hang import hang_json
-    from stepscope.document.report import beside_json, kernel_json
+    from stepscope.document.report import beside_json, kernel_rows
+    from stepscope.document.rows import empty_row, json_rows
     from stepscope.run.dumps import read_dumps
     from stepscope.run.formats import FLIGHT_RECORDER, MEMORY_SNAPSHOT, files_beside, measured_launches
     from stepscope.run.side_files import side_files
@@ -114,7 +115,6 @@ def files_json(folder: Path) -> dict[str, Any]:
     if any(one.format.id == MEMORY_SNAPSHOT.id for one in found):
         notes.append(f"memory snapshot: stepscope memory {folder}")
     ranks = sorted({*ranks, *(hang["ranks"] if hang else ())})
-    unknown = ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
     step = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct", "samples_per_s", "tokens_per_s")
     run = dict.fromkeys(("device", "strategy", "torch"))
     document = {
@@ -132,10 +132,10 @@ def files_json(folder: Path) -> dict[str, Any]:
         "files": [{"file": one.path.name, "format": one.format.title, "rank": one.rank} for one in found],
         "ranks": [],
         "step": {**dict.fromkeys(step), "overlap_efficiency": None, "budget": []},
-        "efficiency": dict.fromkeys(unknown),
+        "efficiency": empty_row("efficiency"),
         **{name: [] for name in ("waterfall", "collectives", "operators", "idle", "critical_path", "checks")},
         **beside_json(beside),
-        "kernels": [kernel_json(kernel) for kernel in measured_kernels(measured)],
+        "kernels": json_rows("kernels", kernel_rows(measured_kernels(measured))),
         "hang": hang,
         "recorded_calls": _recorded_calls(dumps) if dumps else [],
         "stragglers": [],

@@ -1,94 +1,33 @@
 """The account as the JSON of the contract (schema 1). Times in milliseconds; unknown is null."""
 
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, is_dataclass
-from enum import Enum
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.budget import PARTS
-from stepscope.analyze.collective_costs import CollectiveRow, RankAccount, RankWait
-from stepscope.analyze.kernels import Kernel, Operator, function_of
-from stepscope.analyze.memory import MemoryView, RankMemory
-from stepscope.analyze.owner_costs import CodeCosts, Cost, LineCost, ModuleCost
-from stepscope.analyze.owner_places import Where
-from stepscope.analyze.phases import Serving
+from stepscope.analyze.collective_costs import RankAccount
+from stepscope.analyze.owner_costs import CodeCosts, Cost
 from stepscope.analyze.replay.removal import is_around_step
-from stepscope.analyze.steadiness import Steadiness
-from stepscope.analyze.stragglers import Straggler
-from stepscope.analyze.training_step import no_core_share
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.diagnose.checks import Check, checks_of, guides_of
-from stepscope.diagnose.finding import FAULTS, Finding
-from stepscope.diagnose.findings import Diagnosis, budget_note, conclude
+from stepscope.cost.operators import function_of
+from stepscope.diagnose.checks import checks_of, guides_of
+from stepscope.diagnose.finding import FAULTS, NOTABLE
+from stepscope.diagnose.findings import Diagnosis, conclude
+from stepscope.diagnose.measures import place_of, ranks_with
 from stepscope.diagnose.recording import recording_of
+from stepscope.document.consistency import consistent
+from stepscope.document.rows import in_ms, json_row, json_rows, ms_or_none, plain
 from stepscope.errors import UsageError
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass, values_of
+from stepscope.run.collectives import UNKNOWN_GROUP, Group
+from stepscope.run.core_time import core_wait_ns
 from stepscope.run.load import incomplete
-from stepscope.run.rank import UNKNOWN_GROUP, Group, Rank, rank_ranges
+from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import SideFiles, StepLog
-from stepscope.stats.robust import Spread
-from stepscope.units import AS_IT_IS, NS_PER_MS, NS_PER_S, finite_document, ms, us
-
-# Records as JSON values: names stay as they are, and only who writes a time says that it is in milliseconds.
-
-
-def plain(value: Any) -> Any:
-    """Return dataclasses, tuples, sets, enumerations and arrays as JSON values; what is not finite becomes null.
-
-    >>> plain({"share": float("nan"), "ranks": (0, 1)})
-    {'share': None, 'ranks': [0, 1]}
-    """
-    kind = type(value)
-    if kind in AS_IT_IS:
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else None
-    if is_dataclass(kind):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(kind)}
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, set | frozenset):
-        return sorted(plain(v) for v in value)
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def ms_or_none(time_ns: float | None) -> float | None:
-    """Return milliseconds of a time that may be unknown."""
-    return None if time_ns is None else ms(time_ns)
-
-
-def in_ms(record: Any, times: Collection[str]) -> dict[str, Any]:
-    """Return a record as a JSON object whose `times` are in milliseconds: `wait_ns` of `wait` becomes `wait_ms`.
-
-    >>> in_ms({"rank": 3, "wait_ns": 1_500_000, "busy_ns": None}, ("wait", "busy"))
-    {'rank': 3, 'wait_ms': 1.5, 'busy_ms': None}
-    """
-    values: dict[str, Any] = record if isinstance(record, dict) else vars(record)
-    written = {f"{name}_ns": f"{name}_ms" for name in times}
-    return {written.get(k, k): _time(v) if k in written else plain(v) for k, v in values.items()}
-
-
-def _time(time_ns: Any) -> Any:
-    if isinstance(time_ns, tuple):
-        return [ms_or_none(t) for t in time_ns]
-    return (
-        {name: v if name == "count" else v / NS_PER_MS for name, v in asdict(time_ns).items()}
-        if isinstance(time_ns, Spread)
-        else ms_or_none(time_ns)
-    )
-
+from stepscope.units import NS_PER_S, finite_document, ms
 
 # What lines and modules cost, as rows for every rendering, and as `code` and `modules` of the report's JSON.
 #
@@ -96,61 +35,15 @@ def _time(time_ns: Any) -> Any:
 # was called from there, so rows do not add up; `own_...` is what no other row of the user's is inside of.
 
 _MAX_ROWS = 50
-_TIMES = (
-    "device", "host", "blocked", "comm", "exposed", "backward_device", "backward_host", "own_device", "own_host",
-    "saving",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CodeRow:
-    """One line or module; times in ns per step, the mean over ranks."""
-
-    #: empty for a module
-    file: str
-    line: int
-    #: equal to `line` where that line is exact; else the next line that called anything, 0 where none did
-    line_to: int
-    function: str
-    is_user: bool
-    #: of a line: that which holds most of its time
-    module: str | None
-    #: kernels, copies and sets
-    device_ns: float
-    #: with `blocked_ns`
-    host_ns: float
-    blocked_ns: float
-    comm_ns: float
-    exposed_ns: float
-    backward_device_ns: float
-    backward_host_ns: float
-    own_device_ns: float
-    own_host_ns: float
-    flops: float | None
-    #: of its FLOPs over its device time, against the chip's peak
-    mfu: float | None
-    memory_bytes: float | None
-    #: the longer of its time on the host and on the device, communication included, of the recorded step
-    step_pct: float | None
-    #: of the step without it; None where that was not replayed
-    saving_ns: float | None
-    #: it holds nearly everything: without it there is no step
-    is_around_step: bool
-    #: the line's text, None if not recorded
-    source: str | None
-
-    @property
-    def owner(self) -> str:
-        """Return what `--without` takes."""
-        return f"{self.file}:{self.line}" if self.file else f"module:{self.module}"
 
 
 @dataclass(frozen=True)
 class CodeView:
     """What lines and modules cost on all ranks that have owners, or on one."""
 
-    lines: tuple[CodeRow, ...]
-    modules: tuple[CodeRow, ...]
+    #: rows of `code` and `modules`, with `owner`: what `--without` takes
+    lines: tuple[Row, ...]
+    modules: tuple[Row, ...]
     costs: CodeCosts
 
 
@@ -177,8 +70,8 @@ def code_json(account: Account) -> dict[str, Any]:
     if view is None:
         return {"code": [], "modules": [], "unowned": None}
     return {
-        "code": [_line_json(row) for row in view.lines[:_MAX_ROWS]],
-        "modules": [_module_json(row) for row in view.modules[:_MAX_ROWS]],
+        "code": json_rows("code", view.lines, _MAX_ROWS),
+        "modules": json_rows("modules", view.modules, _MAX_ROWS),
         "unowned": _unowned_json(view.costs),
     }
 
@@ -193,8 +86,8 @@ def code_document(account: Account, view: CodeView) -> dict[str, Any]:
         "profiled_step_ms": ms_or_none(account.step.profiled_ns if account.step else None),
         "exact_lines": view.costs.exact_lines,
         "unowned": _unowned_json(view.costs),
-        "code": [_line_json(row) for row in view.lines],
-        "modules": [_module_json(row) for row in view.modules],
+        "code": json_rows("code", view.lines),
+        "modules": json_rows("modules", view.modules),
     }
 
 
@@ -210,26 +103,6 @@ def _unowned_json(costs: CodeCosts) -> dict[str, Any]:
     }
 
 
-def _line_json(row: CodeRow) -> dict[str, Any]:
-    place = {name: getattr(row, name) for name in ("file", "line", "line_to", "function", "module", "source")}
-    return {**place, **_cost_json(row)}
-
-
-def _module_json(row: CodeRow) -> dict[str, Any]:
-    return {"module": row.module, **_cost_json(row)}
-
-
-def _cost_json(row: CodeRow) -> dict[str, Any]:
-    return {
-        **{f"{name}_ms": ms_or_none(getattr(row, f"{name}_ns")) for name in _TIMES},
-        "step_pct": None if row.step_pct is None else round(row.step_pct, 3),
-        "is_around_step": row.is_around_step,
-        "flops": row.flops,
-        "mfu": row.mfu,
-        "memory_bytes": row.memory_bytes,
-    }
-
-
 def _of_rank(account: Account, rank: int) -> CodeCosts | None:
     for one, sums in zip(account.ownership, account.owner_sums, strict=True):
         if one is not None and sums is not None and one.rank.rank == rank:
@@ -240,17 +113,12 @@ def _of_rank(account: Account, rank: int) -> CodeCosts | None:
     raise UsageError(f"--rank {rank} recorded no owners; ranks that did: {known}")
 
 
-def _row(account: Account, code: CodeCosts, one: LineCost | ModuleCost, saved: Mapping[str, float]) -> CodeRow:
+def _row(account: Account, code: CodeCosts, one: Row, saved: Mapping[str, float]) -> Row:
     cost, own, back = one.inclusive, one.own, one.backward
-    place: dict[str, Any]
-    if isinstance(one, LineCost):
-        place = {name: getattr(one, name) for name in ("file", "line", "line_to", "function", "is_user", "module")}
-        place["source"] = account.run.source.line(one.file, one.line)
-    else:
-        place = {"file": "", "line": 0, "line_to": 0, "function": "", "is_user": True, "source": None}
-        place["module"] = one.path
-    return CodeRow(
+    place = {name: one[name] for name in ("file", "line", "line_to", "function", "is_user", "module", "owner")}
+    return Row(
         **place,
+        source=account.run.source.line(one.file, one.line) if one.file else None,
         device_ns=cost.device_ns,
         host_ns=cost.host_ns + cost.blocked_ns,
         blocked_ns=cost.blocked_ns,
@@ -263,7 +131,7 @@ def _row(account: Account, code: CodeCosts, one: LineCost | ModuleCost, saved: M
         flops=cost.flops,
         mfu=_mfu(account, cost),
         memory_bytes=cost.memory_bytes,
-        step_pct=100 * cost.largest_ns / max(account.step.profiled_ns, code.total.largest_ns) if account.step else None,
+        step_pct=100 * cost.largest_ns / max(account.step.step_ns, code.total.largest_ns) if account.step else None,
         saving_ns=saved.get(one.owner),
         is_around_step=is_around_step(code, one),
     )
@@ -278,30 +146,6 @@ def _mfu(account: Account, cost: Cost) -> float | None:
 
 # What each dimension of parallelism cost, as keys of the report's JSON. Times in milliseconds; unknown is null.
 
-_TRAFFIC = ("time", "exposed", "wait", "transfer")
-# by view: its lists of records, and which fields of those are times
-TIMES: Mapping[str, Mapping[str, Collection[str]]] = {
-    "buckets": {
-        "buckets": ("ready", *_TRAFFIC),
-        "ranks": (*_TRAFFIC, "backward", "first_delay", "tail", "hook_host", "hook_device"),
-    },
-    "sharding": {
-        "ranks": (
-            *("gather", "gather_exposed", "gather_wait"),
-            *("scatter", "scatter_exposed", "scatter_wait"),
-        )
-    },
-    "tensor_parallel": {"layers": ("time", "exposed", "wait", "compute"), "ranks": _TRAFFIC},
-    "pipeline": {
-        "ranks": (
-            *("step", "forward", "backward", "other", "transfer", "wait", "gaps", "idle"),
-            *("send", "receive", "exchange", "forward_microbatch", "backward_microbatch"),
-        )
-    },
-    "experts": {"ranks": _TRAFFIC},
-    "context_parallel": {"ranks": (*_TRAFFIC, "compute")},
-}
-
 
 def _by_strategy_json(account: Account) -> dict[str, Any]:
     strategy, views = account.strategy, account.views
@@ -310,87 +154,64 @@ def _by_strategy_json(account: Account) -> dict[str, Any]:
         "sure": strategy.sure,
         "dimensions": plain(strategy.dimensions),
         "other": plain(strategy.other),
-        **{name: _view(getattr(views, name), times) for name, times in TIMES.items()},
+        **in_ms(views),
     }
 
 
-def _view(view: Any, times: Mapping[str, Collection[str]]) -> dict[str, Any] | None:
-    if view is None:
-        return None
-    return {name: _part(name, value, times) for name, value in vars(view).items()}
+_OF_WINDOW = ("window_ns", "compute_ns", "comm_ns", "memory_ns", "exposed_comm_ns", "idle_ns", "overlap_pct")
+_OF_WAIT = ("wait_ns", "transfer_ns", "unmatched_comm_ns", "waited_for_ns")
 
 
-def _part(name: str, value: Any, times: Mapping[str, Collection[str]]) -> Any:
-    if name == "over_ranks":
-        return in_ms(value, times["ranks"])
-    return [in_ms(record, times[name]) for record in value] if name in times else plain(value)
-
-
-# One rank as an object of the report's JSON. Times in milliseconds; unknown is null.
+def rank_rows(account: Account) -> list[Row]:
+    """Return the rows of `ranks`: all that were read."""
+    clocks, budgets, several = account.shared.whole.clocks, _rank_budgets(account), len(account.ranks_read) > 1
+    return [
+        Row(
+            rank=rank.rank,
+            rank_source=rank.rank_source,
+            host=rank.host,
+            device=rank.device_name,
+            num_events=rank.num_events,
+            num_steps=rank.steps.known,
+            step_ns=[] if rank.steps.is_window else (rank.steps.end_ns - rank.steps.start_ns).tolist(),
+            **_window(view.window),
+            **(view.wait or dict.fromkeys(_OF_WAIT)),
+            budget_ns_per_step=budgets.get(rank.rank),
+            clock_offset_ns=int(clocks.offset_ns[i]) if several and clocks.known[i] else None,
+            clock_uncertainty_ns=float(clocks.uncertainty_ns[i]) if several and clocks.known[i] else None,
+            clock_drift_ppm=float(clocks.drift_ppm[i]),
+            joins={
+                **asdict(rank.joins),
+                "collectives": len(rank.collectives),
+                "collectives_without_record": rank.collectives.unjoined,
+            },
+            path=rank.trace.path,
+        )
+        for i, view in enumerate(account.ranks_read)
+        for rank in (view.rank,)
+    ]
 
 
 def _rank_budgets(account: Account) -> dict[int, dict[str, float]]:
     if account.step is None:
         return {}
     ranks = [view.rank.rank for view in account.ranks if view.budget is not None]
-    parts = [{part: ms(ns) for part, ns in zip(PARTS, row, strict=True) if ns} for row in account.step.rank_part_ns]
+    parts = [{part: ns for part, ns in zip(PARTS, row, strict=True) if ns} for row in account.step.rank_part_ns]
     return dict(zip(ranks, parts, strict=True))
 
 
-def _rank_json(account: Account, index: int, budgets: Mapping[int, dict[str, float]]) -> dict[str, Any]:
-    view, clocks = account.ranks_read[index], account.shared.whole.clocks
-    rank, steps = view.rank, view.rank.steps
-    known = bool(clocks.known[index]) and len(account.ranks_read) > 1
-    return {
-        "rank": rank.rank,
-        "rank_source": rank.rank_source,
-        "host": rank.host,
-        "num_events": rank.num_events,
-        "num_steps": steps.known,
-        "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
-        **_window(view.window),
-        **_wait(view.wait),
-        "budget_ms_per_step": budgets.get(rank.rank),
-        "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
-        "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
-        "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
-        "joins": _joins(rank),
-    }
-
-
-def _joins(rank: Rank) -> dict[str, int]:
-    return {
-        **asdict(rank.joins),
-        "collectives": len(rank.collectives),
-        "collectives_without_record": rank.collectives.unjoined,
-    }
-
-
 def _window(window: RankAccount | None) -> dict[str, Any]:
-    if window is None:
-        names = ("window", "compute", "comm", "memory", "exposed_comm", "idle")
-        return {**{f"{name}_ms": None for name in names}, "overlap_pct": None}
-    if window.host_only:
-        unknown = ("compute", "comm", "memory", "exposed_comm", "idle")
-        return {"window_ms": ms(window.window_ns), **{f"{name}_ms": None for name in unknown}, "overlap_pct": None}
-    return {
-        "window_ms": ms(window.window_ns),
-        "compute_ms": ms(window.compute.total_ns),
-        "comm_ms": ms(window.comm.total_ns),
-        "memory_ms": ms(window.memory.total_ns) if window.memory is not None else None,
-        "exposed_comm_ms": ms(window.exposed_comm.total_ns),
-        "idle_ms": ms(window.idle_ns),
-        "overlap_pct": None if window.overlap_pct is None else round(window.overlap_pct, 3),
-    }
-
-
-def _wait(wait: RankWait | None) -> dict[str, Any]:
-    return {
-        "wait_ms": ms_or_none(wait.wait_ns if wait else None),
-        "transfer_ms": ms_or_none(wait.transfer_ns if wait else None),
-        "unmatched_comm_ms": ms_or_none(wait.unmatched_ns if wait else None),
-        "waited_for_ms": ms_or_none(wait.waited_for_ns if wait else None),
-    }
+    known: dict[str, Any] = {}
+    if window is not None and not window.host_only:
+        known = {
+            "compute_ns": window.compute.total_ns,
+            "comm_ns": window.comm.total_ns,
+            "memory_ns": window.memory.total_ns if window.memory is not None else None,
+            "exposed_comm_ns": window.exposed_comm.total_ns,
+            "idle_ns": window.idle_ns,
+            "overlap_pct": window.overlap_pct,
+        }
+    return dict.fromkeys(_OF_WINDOW) | {"window_ns": window and window.window_ns} | known
 
 
 # What the recorder measured next to the traces, as keys of the report's JSON: devices, live collectives, memory of each
@@ -402,7 +223,7 @@ _MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")
 
 def _beside_json(account: Account) -> dict[str, Any]:
     return {
-        "devices": [{**asdict(d), "held_back": d.held_back} for d in account.devices],
+        "devices": json_rows("devices", account.devices),
         "memory_steps": [memory_of_steps(log) for log in account.run.logs],
         **beside_json(account.run.beside),
     }
@@ -411,10 +232,10 @@ def _beside_json(account: Account) -> dict[str, Any]:
 def beside_json(beside: SideFiles) -> dict[str, Any]:
     """Return what the files next to the traces hold."""
     return {
-        "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
-        "memory_edges": [asdict(e) for e in beside.memory[:_MAX_POINTS]],
+        "collectives_live": json_rows("collectives_live", beside.collectives),
+        "memory_edges": plain(beside.memory[:_MAX_POINTS]),
         "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()],
-        "nccl": [asdict(n) for n in beside.nccl],
+        "nccl": json_rows("nccl", beside.nccl),
         "windows": [str(w) for w in beside.windows],
     }
 
@@ -477,7 +298,6 @@ def _logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] |
 
 
 _REPORT_MAX_ROWS = 50
-_MAX_EXAMPLES = 20
 
 
 def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False) -> dict[str, Any]:
@@ -485,31 +305,30 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
 
     `details` adds what pictures are drawn from.
     """
-    conclusion, budgets = conclude(account, diagnosis), _rank_budgets(account)
+    conclusion = conclude(account, diagnosis)
+    costly_lines: list[Row] = attempt(account.failures, "costly lines", lambda: _costly_lines(account), list)
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [_rank_json(account, i, budgets) for i in range(len(account.ranks_read))],
+        "ranks": json_rows("ranks", rank_rows(account)),
         "step": _step(account),
-        "efficiency": _efficiency(account),
+        "efficiency": json_row("efficiency", account.efficiency),
         "energy": account.energy,
-        "waterfall": _waterfall(account),
-        "collectives": [_collective(row, account.run.beside) for row in account.collectives],
+        "waterfall": json_rows("waterfall", account.waterfall.rows or ()),
+        "collectives": json_rows("collectives_by_group", collective_table(account)),
         **_beside_json(account),
-        "operators": [_operator(o) for o in account.operators.top(_REPORT_MAX_ROWS)],
-        "kernels": [kernel_json(k) for k in account.kernels.kernels[:_REPORT_MAX_ROWS]],
+        "operators": json_rows("operators", account.operators.operators[:_REPORT_MAX_ROWS]),
+        "kernels": json_rows("kernels", kernel_rows(account.kernels.kernels[:_REPORT_MAX_ROWS])),
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
         if account.step
         else [],
-        "critical_path": _critical_path(account),
-        "checks": [
-            asdict(check) for check in attempt(account.failures, "checks", lambda: checks_of(account), list[Check])
-        ],
+        "critical_path": json_rows("critical_path", account.critical_path.segments if account.critical_path else ()),
+        "checks": json_rows("checks", attempt(account.failures, "checks", lambda: checks_of(account), list)),
         "guides": plain(attempt(account.failures, "guides", lambda: guides_of(account), list)),
-        "stragglers": [*map(_straggler, account.stragglers), *_late_by_line(account, diagnosis)],
-        "serving": _serving(account.serving),
-        "memory": memory_json(account.memory),
-        "steadiness": steadiness_json(account.steadiness),
+        "stragglers": json_rows("stragglers", straggler_rows(account, diagnosis)),
+        "serving": in_ms(account.serving),
+        "memory": in_ms(account.memory),
+        "steadiness": json_row("steadiness", account.steadiness),
         "by_strategy": _by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
@@ -517,10 +336,9 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         **code_json(account),
         "examined": list(diagnosis.examined),
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
-        "budget_note": budget_note(account, conclusion),
         "not_judged": list(diagnosis.not_judged),
-        "costly_lines": [_costly_line(account, line) for line in diagnosis.costly_lines],
-        "findings": [_finding(f) for f in diagnosis.findings],
+        "costly_lines": json_rows("costly_lines", costly_lines),
+        "findings": json_rows("findings", finding_rows(diagnosis)),
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
         ],
@@ -529,7 +347,7 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "incomplete": [*incomplete(account.run), *dict.fromkeys(account.failures)],
         "warnings": list(account.warnings),
     }
-    return finite_document(document)[0]
+    return consistent(finite_document(document)[0])
 
 
 def _details(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -546,6 +364,11 @@ def _recording(account: Account) -> dict[str, Any]:
         "cannot_show": list(recording.cannot_show),
         "line": recording.line,
     }
+
+
+def kernel_rows(kernels: Iterable[Any]) -> list[Row]:
+    """Return the rows of `kernels`."""
+    return [Row(values_of(k), function=function_of(k.name)) for k in kernels]
 
 
 def _num_devices(account: Account) -> int | None:
@@ -578,7 +401,7 @@ def _run(account: Account) -> dict[str, Any]:
 def _step(account: Account) -> dict[str, Any]:
     step, used = account.step, account.efficiency
     names = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct")
-    waited = no_core_share(account.run.logs)
+    waited_ns = None if step is None else core_wait_ns(account.run.logs, step.step_ns, account.run.lost)
     if step is None:
         times: dict[str, Any] = dict.fromkeys(names)
     else:
@@ -590,218 +413,92 @@ def _step(account: Account) -> dict[str, Any]:
         "tokens_per_s": used.tokens_per_s,
         "overlap_efficiency": account.overlap_efficiency,
         "late_rank": account.late_rank,
-        "core_wait_ms": None if step is None or waited is None else ms(waited * step.step_ns),
+        # with `starved` in addition to all times of the report, else within them
+        "core_wait_ms": ms_or_none(waited_ns),
+        "starved": account.run.lost > 0,
         # of the part `unknown`
         "unmatched_comm_ms": None if step is None else ms(step.unmatched_ns),
-        "budget": [
-            {
-                "part": p.part,
-                "ms_per_step": ms(p.ns_per_step),
-                "pct": round(p.pct, 4),
-                "profiler_correction_ms": ms(p.correction_ns),
-                "recurring_ms": ms(p.recurring_ns),
-            }
-            for p in (step.parts if step else ())
-        ],
+        "budget": json_rows("step_budget", step.parts if step else ()),
     }
 
 
-def _efficiency(account: Account) -> dict[str, Any]:
-    used = account.efficiency
-    return {
-        "mfu": used.mfu,
-        "hfu": used.hfu,
-        "flops_per_step": used.flops_per_step,
-        "flops_source": used.flops_source,
-        "peak_tflops": used.peak_tflops,
-        "peak_source": used.peak_source,
-        "peak_precision": used.peak_precision,
-        "precision": used.precision,
-    }
-
-
-def _waterfall(account: Account) -> list[dict[str, Any]]:
+def collective_table(account: Account) -> list[Row]:
+    """Return the rows of `collectives_by_group`."""
+    beside = account.run.beside
     return [
-        {
-            "loss": row.loss,
-            "pct_of_peak": row.pct_of_peak,
-            "ms_per_step": ms_or_none(row.ns_per_step),
-            "plus_minus": row.plus_minus,
-        }
-        for row in account.waterfall.rows or ()
+        Row(
+            row,
+            process_group=row.group.desc or row.group.name,
+            group_size=row.group.size,
+            live_busbw_gb_per_s=_live_busbw(beside, row.op, row.group),
+            nccl=_logged_choice(beside, row.op, row.group),
+        )
+        for row in account.collectives
     ]
 
 
-def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
-    return {
-        "op": row.op,
-        "group": row.group.desc or row.group.name,
-        "group_size": row.group.size,
-        "count": row.count,
-        "bytes": row.size_bytes,
-        "wait_ms": ms_or_none(row.wait_ns),
-        "transfer_ms": ms_or_none(row.transfer_ns),
-        "exposed_ms": ms(row.exposed_ns),
-        "algbw_gb_per_s": _rounded(row.algbw_gb_per_s),
-        "busbw_gb_per_s": _rounded(row.busbw_gb_per_s),
-        "late_rank": row.late_rank,
-        "unmatched": row.unmatched,
-        "live_busbw_gb_per_s": _rounded(_live_busbw(beside, row.op, row.group)),
-        "nccl": _logged_choice(beside, row.op, row.group),
-    }
-
-
-def _operator(o: Operator) -> dict[str, Any]:
-    return plain(
-        {
-            "name": o.name,
-            "shapes": o.shapes,
-            "calls": o.calls,
-            "host_self_ms": ms(o.host_self_ns),
-            "host_total_ms": ms(o.host_total_ns),
-            "device_self_ms": ms(o.device_self_ns),
-            "device_total_ms": ms(o.device_total_ns),
-            "host_memory_bytes": o.host_memory_bytes,
-            "device_memory_bytes": o.device_memory_bytes,
-        }
-    )
-
-
-def kernel_json(k: Kernel) -> dict[str, Any]:
-    """Return one kernel of the table."""
-    return plain(
-        {
-            "name": k.name,
-            "function": function_of(k.name),
-            "family": k.family,
-            "count": k.count,
-            "total_ms": ms(k.total_ns),
-            "mean_ms": ms(k.mean_ns),
-            "max_ms": ms(k.max_ns),
-            "share": k.share,
-            "tensor_core": k.tensor_core,
-            "precision": k.precision,
-            "tflops": k.tflops,
-            "gb_per_s": k.gb_per_s,
-            "bound": k.bound,
-            "bound_from": k.bound_from,
-            "occupancy_pct": k.occupancy_pct,
-            "occupancy_from": k.occupancy_from,
-            "sm_pct": k.sm_pct,
-            "dram_pct": k.dram_pct,
-            "tensor_pct": k.tensor_pct,
-            "stall": k.stall,
-            "stall_share": k.stall_share,
-            "count_per_step": k.count_per_step,
-            "step_ms": ms_or_none(k.step_ns),
-            "measured_share": k.measured_share,
-        }
-    )
-
-
-def _serving(serving: Serving | None) -> dict[str, Any] | None:
-    if serving is None:
-        return None
-    return {**plain(serving), "kinds": [in_ms(kind, ("step",)) for kind in serving.kinds]}
-
-
-def memory_json(memory: MemoryView | None) -> dict[str, Any] | None:
-    """Return the memory of all ranks, None where nothing of it was recorded."""
-    if memory is None:
-        return None
-    return {**plain(memory), "ranks": [_rank_memory(rank) for rank in memory.ranks]}
-
-
-def _rank_memory(rank: RankMemory) -> dict[str, Any]:
-    peak, timeline = (None if part is None else in_ms(part, ("time",)) for part in (rank.peak, rank.timeline))
-    return {**plain(rank), "peak": peak, "timeline": timeline}
-
-
-_STEADY_TIMES = ("warm_up", "median", "mean", "std", "p10", "p90", "p99", "min", "max", "over_ranks")
-
-
-def steadiness_json(steady: Steadiness | None) -> dict[str, Any] | None:
-    """Return how steady the steps are, None where too few are known."""
-    if steady is None:
-        return None
-    names = {"spikes_ns_per_step": "spikes_ms_per_step"}
-    written = {names.get(k, k): v for k, v in in_ms(steady, _STEADY_TIMES).items()}
-    return {
-        **written,  # in the order of the fields
-        "spikes": [{"step": s.step, "ms": ms(s.dur_ns), "extra_ms": ms(s.extra_ns)} for s in steady.spikes],
-        "spikes_ms_per_step": ms(steady.spikes_ns_per_step),
-    }
-
-
-def _critical_path(account: Account) -> list[dict[str, Any]]:
-    path = account.critical_path
-    if path is None:
-        return []
-    return [
-        {"rank": s.rank, "what": s.what, "name": s.name, "ms_per_step": ms(s.ns_per_step), "pct": round(s.pct, 3)}
-        for s in path.segments
-    ]
-
-
-def _straggler(s: Straggler) -> dict[str, Any]:
-    return {
-        "rank": s.rank,
-        "cause": s.cause,
-        "late_ms_per_step": ms(s.late_ns_per_step),
-        "steps_late": s.steps_late,
-        "num_steps": s.num_steps,
-        "score": s.score,
-        "slowdown": round(s.slowdown, 4),
-        "persistent": s.persistent,
-    }
-
-
-def _costly_line(account: Account, line: Where) -> dict[str, Any]:
-    step_ns = account.step.step_ns if account.step else 0.0
-    place = {"file": line.file, "line": line.line, "module": line.module}
-    return {**place, "critical_ms": ms(line.share * step_ns), "pct": round(100 * line.share, 3)}
-
-
-def _late_by_line(account: Account, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Return the ranks that only a finding names, by a line that takes longer there."""
+def straggler_rows(account: Account, diagnosis: Diagnosis) -> list[Row]:
+    """Return the rows of `stragglers`; last the ranks that only a finding names, by a line that takes longer there."""
     named = {s.rank for s in account.stragglers}
     late = {rank: f for f in diagnosis.findings if f.id == "straggler" for rank in f.ranks if rank not in named}
     steps, unknown = account.num_steps, ("score", "slowdown")
-    return [
-        {
-            "rank": rank,
-            "cause": "host",
-            "late_ms_per_step": ms_or_none(f.cost_ns),
-            "steps_late": steps,
-            "num_steps": steps,
+    by_line = [
+        Row(
+            rank=rank,
+            cause="host",
+            late_ns_per_step=f.cost_ns,
+            steps_late=steps,
+            num_steps=steps,
             **dict.fromkeys(unknown),
-            "persistent": True,
-        }
+            persistent=True,
+        )
         for rank, f in sorted(late.items())
+    ]
+    return [*account.stragglers, *by_line]
+
+
+def _costly_lines(account: Account) -> list[Row]:
+    """Return the lines that hold most of the critical path: the first three, and more that hold a notable share."""
+    step_ns, lines, code = account.step.step_ns if account.step else 0.0, account.critical_lines, account.code
+    scale = min(1.0, step_ns / max(sum(lines.values()), 1.0))
+    known = {(one.file, one.line): one for one in (code.lines if code else ())}
+    around = {line for line, one in known.items() if code and is_around_step(code, one)}
+    inside = ((line, ns * scale) for line, ns in lines.items() if ns > 0 and line not in around)
+    largest = sorted(inside, key=lambda one: -one[1])[:5]
+    shown = [one for n, one in enumerate(largest) if n < 3 or one[1] >= NOTABLE * step_ns]
+    saved = dict(account.line_savings)
+    others = (place_of(line) for line, _ in shown if line in known and place_of(line) not in saved)
+    saved |= account.savings_without(others)
+    return [
+        Row(
+            file=line[0],
+            line=line[1],
+            module=known[line].module if line in known else None,
+            critical_ns=ns,
+            pct=100 * ns / step_ns if step_ns else None,
+            # of the step without it; None where that was not replayed
+            saving_ns=saved.get(place_of(line)),
+            # it runs part of a model, of backward or of the optimizer: its time is training itself
+            trains=None
+            if account.lines_are_sampled
+            else any(
+                work.has_backward or work.optimizes or bool(work.modules)
+                for work in (rank.lines[line] for rank in ranks_with(account, line))
+            ),
+            sampled=account.lines_are_sampled,
+        )
+        for line, ns in shown
     ]
 
 
-def _finding(f: Finding) -> dict[str, Any]:
-    return {
-        "id": f.id,
-        "title": f.title,
-        "ranks": list(f.ranks),
-        "docs": f"docs/findings/{f.id}.md",
-        "cost_ms_per_step": ms_or_none(f.cost_ns),
-        "saving_ms_per_step": ms(f.saving_ns),
-        "saving_low_ms": ms(f.low_ns),
-        "saving_high_ms": ms(f.high_ns),
-        "saving_pct": round(f.saving_pct, 3),
-        "saving_alone_ms": ms(f.alone_ns),
-        "confidence": f.confidence,
-        "where": [{**asdict(w), "share": round(w.share, 4)} for w in f.where],
-        "evidence": [asdict(e) for e in f.evidence],
-        "cause": f.cause,
-        "remedy": f.remedy,
-        "what_if": list(f.what_if),
-        "shows": dict(FAULTS[f.id].shows),
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def finding_rows(diagnosis: Diagnosis) -> list[Row]:
+    """Return the rows of `findings`."""
+    return [
+        Row(
+            values_of(f),
+            docs=f"docs/findings/{f.id}.md",
+            where=[{**asdict(w), "share": round(w.share, 4)} for w in f.where],
+            shows=dict(FAULTS[f.id].shows),
+        )
+        for f in diagnosis.findings
+    ]

@@ -3,23 +3,18 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stepscope.contract.names import PART_OF_FAULT, PARTS
+
 #: share of a saving that its range must reach for one number to stand for it
 _CLEAR = 0.5
 # of a saving that is sure: less counts as nothing
 _SURELY = 0.05
-# of the distance from a saving to the lower end of its range: an upper end that is nearer leaves nothing more to save
-_NEAR = 1 / 3
 # of the step, in percent: a saving that opens the report whatever its range, and a part that was to be examined
 _LARGE_PCT = 10.0
-# the part of the budget that a fault explains
-_PART_OF = {
-    "data-loading": "data_loading",
-    "launch-overhead": "launch_gap",
-    "host-device-sync": "host_sync",
-    "host-to-device-copy": "copy",
-    "host-stall": "host_stall",
-    "allocator": "allocator",
-}
+# the same of a line that is not part of the training step
+_LARGE_LINE_PCT = 5.0
+# parts of the budget in which the device waits for a reason that could be removed
+_WAITS = ("exposed_transfer", "wait", "pipeline_bubble", "copy", "data_loading", "host_sync", "allocator", "host_stall")
 
 
 def headline_sentence(document: Mapping[str, Any]) -> str:
@@ -37,6 +32,8 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         reason = f"{document['verdict_reason'][:1].upper()}{document['verdict_reason'][1:]}."
         return f"{reason} Fix 1 {_could_save(found[0], step_ms, whole)}" if found and first is None else reason
     missing = _missing_ranks(document["run"])
+    if first is None and (held := unexplained(document)):
+        return f"No sure fix was found for {' and '.join(held[:2])}.{missing}"
     if first is None and found:
         return f"No fix is sure to save anything ({document['verdict']}).{missing}"
     if first is None:
@@ -46,18 +43,41 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
         among = " in what was examined" if unexamined else ""
         return f"Nothing worth fixing was found{among} ({document['verdict']}).{missing}{unexamined}{shown}"
     saving_ms = first["saving_alone_ms"]
-    if first["saving_low_ms"] < _CLEAR * saving_ms:  # one number would claim too much
+    if is_bound(first) or first["saving_low_ms"] < _CLEAR * saving_ms:  # one number would claim too much
         saves = _could_save(first, step_ms, whole)
     elif step_ms:
         places = places_of(step_ms)
         left = max(0.0, round(step_ms, places) - round(saving_ms, places))  # of what is shown, so that it adds up
-        best = " at best" if is_most(first) else ""
         percent = f"(−{100 * saving_ms / step_ms:.0f} %)"  # noqa: RUF001
-        saves = f"{three_digits(step_ms)} → {left:,.{places}f} ms per {whole}{best} {percent}"
+        saves = f"{three_digits(step_ms)} → {left:,.{places}f} ms per {whole} {percent}"
     else:
         saves = f"saves {saving_text(first, None)} ms per {whole}"
     verb = "Fixing it" if saves.startswith("could") else "Fixing it:"
-    return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{'.' if missing else ''}{missing}"
+    larger = _larger_bound(found, first, step_ms)
+    end = "." if missing or larger else ""
+    return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{end}{larger}{missing}"
+
+
+def unexplained(document: Mapping[str, Any]) -> list[str]:
+    """Return the waits and lines that hold so much of the step that "nothing to fix" would be wrong."""
+    whole, parts = _whole(document), (document["step"] or {}).get("budget") or ()
+    waits = sorted((p for p in parts if p["part"] in _WAITS and p["pct"] >= _LARGE_PCT), key=lambda p: -p["pct"])
+    is_training = (document.get("recording") or {}).get("kind") == "training"
+    lines = [
+        line
+        for line in document.get("costly_lines") or ()
+        if is_training and line["trains"] is False and (line["pct"] or 0.0) >= _LARGE_LINE_PCT
+    ]
+    return [
+        *(f"{line['file']}:{line['line']} ({line['pct']:.0f} % of the {whole})" for line in lines),
+        *(f"{PARTS[p['part']]} ({p['pct']:.0f} % of the {whole})" for p in waits),
+    ]
+
+
+def _larger_bound(found: Iterable[Mapping[str, Any]], first: Mapping[str, Any], step_ms: float | None) -> str:
+    """Return the upper bound that exceeds the first finding's saving, as a sentence: the first counts on more."""
+    larger = next((f for f in found if is_bound(f) and f["saving_alone_ms"] > first["saving_alone_ms"]), None)
+    return "" if larger is None else f" {_subject(larger, 0)} ({saving_text(larger, step_ms)} ms)."
 
 
 def _could_save(finding: Mapping[str, Any], step_ms: float | None, whole: str) -> str:
@@ -71,34 +91,33 @@ def leading_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
 
 
 def saving_text(finding: Mapping[str, Any], step_ms: float | None) -> str:
-    """Return a saving in ms; where the fix removes all of the time that it can remove, as the most.
+    """Return a saving in ms.
 
-    >>> saving_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.6}, 26.0)
-    'up to 4.5'
+    >>> saving_text({"saving_alone_ms": 4.54, "at_most": True}, 26.0)
+    'at most 4.5'
     """
-    return f"{'up to ' * is_most(finding)}{time_text(finding['saving_alone_ms'], step_ms)}"
+    return f"{'at most ' * is_bound(finding)}{time_text(finding['saving_alone_ms'], step_ms)}"
 
 
 def likely_text(finding: Mapping[str, Any], step_ms: float | None, unit: str = "") -> str:
-    """Return the likely range of a saving: only its lower end where the saving is the most.
+    """Return the likely range of a saving: only its lower end where the saving is an upper bound.
 
-    >>> likely_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.6}, 26.0)
+    >>> likely_text({"saving_alone_ms": 4.54, "saving_low_ms": 1.4, "saving_high_ms": 4.54, "at_most": True}, 26.0)
     'likely ≥ 1.4'
     >>> likely_text({"saving_alone_ms": 4.54, "saving_low_ms": 0.1, "saving_high_ms": 9.1}, 26.0, " ms")
     'likely 0–9.1 ms'
     """
     low, high = finding["saving_low_ms"], min(finding["saving_high_ms"], step_ms or finding["saving_high_ms"])
     is_sure = low > _SURELY * finding["saving_alone_ms"]
-    if is_most(finding):
+    if is_bound(finding):
         return f"likely ≥ {two_digits(low)}{unit}" if is_sure else "maybe nothing"
     most = two_digits(high) if float(f"{high:.2g}") >= finding["saving_alone_ms"] else three_digits(high)
     return f"likely {two_digits(low) if is_sure else '0'}–{most}{unit}"  # noqa: RUF001
 
 
-def is_most(finding: Mapping[str, Any]) -> bool:
-    """Return whether a saving is close to the upper end of its range: the fix removes all of the time that it can."""
-    saving = finding["saving_alone_ms"]
-    return bool(finding["saving_high_ms"] - saving < _NEAR * (saving - finding["saving_low_ms"]))
+def is_bound(finding: Mapping[str, Any]) -> bool:
+    """Return whether a saving is an upper bound: training may need the work."""
+    return bool(finding.get("at_most"))
 
 
 def time_text(time_ms: float, step_ms: float | None) -> str:
@@ -160,10 +179,9 @@ def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:
 def _large_unexamined(document: Mapping[str, Any]) -> str:
     """Return the faults that were not examined although what they would explain is a large part of the step."""
     pct = {row["part"]: row["pct"] for row in (document["step"] or {}).get("budget") or ()}
-    rules = [
-        one["rule"] for one in document["not_examined"] if (pct.get(_PART_OF.get(one["rule"], "")) or 0) >= _LARGE_PCT
-    ]
-    named = (f"{rule}, up to {pct[_PART_OF[rule]]:.0f} % of the {_whole(document)}" for rule in rules)
+    rules = [one["rule"] for one in document["not_examined"]]
+    rules = [rule for rule in rules if (pct.get(PART_OF_FAULT.get(rule, "")) or 0) >= _LARGE_PCT]
+    named = (f"{rule}, up to {pct[PART_OF_FAULT[rule]]:.0f} % of the {_whole(document)}" for rule in rules)
     return f" Not examined: {'; '.join(named)}." if rules else ""
 
 

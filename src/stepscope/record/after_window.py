@@ -176,22 +176,23 @@ class AfterWindow:
                     self._tries -= 1
                     self._frame_step = step + 1
                 return
-            self._hand_over(results, frames.step, samples)
+            self._hand_over(results, frames, samples)
             self._known.no_longer(_OWNERS)
         except Exception as e:  # noqa: BLE001 - training comes first
             self._known.because(_OWNERS, explain(e))
             say(f"no lines of this step: {explain(e)}")
 
-    def _hand_over(self, results: Any, step: int, samples: dict[Line, int]) -> None:
+    def _hand_over(self, results: Any, frames: FrameStep, samples: dict[Line, int]) -> None:
         rank = self._run.place.rank
         model = self._known.noted("model")
         owners, user_files = owners_of(
             results,
-            step=step,
+            step=frames.step,
             rank=rank,
             model=model if isinstance(model, torch.nn.Module) else None,
             max_events=2 * self._config.max_events,  # operators are not among the calls that were counted
             loader=samples,
+            lines=frames.lines,
         )
         folder = Path(tempfile.mkdtemp(prefix="owners-", dir=self._run.scratch))
         plain, source = write_owners(owners, user_files, folder, with_source=self._config.source and rank == 0)

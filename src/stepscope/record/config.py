@@ -73,8 +73,6 @@ class RecordConfig:
 
     # What the helper process exports while the job runs.
     metrics: str | None = None  # [HOST:]PORT of the Prometheus endpoint of local rank 0; the others' follow
-    otlp: str | None = None  # http://HOST:PORT of an OpenTelemetry collector
-    otlp_period_s: float = 10.0
     asked_pause_s: float = 30.0  # from the end of a requested window to the next one
     watch_stalls: bool = True
     on_alarm: int | None = None  # steps of the window that an alarm triggers; None: it triggers none

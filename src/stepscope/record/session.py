@@ -268,7 +268,7 @@ class Recorder:
         self.waits_on_host = place.world_size > 1 and not cuda
         self.regions.nvtx = nvtx_functions() if self.config.nvtx and cuda else None
         in_trial = self.config.trial_steps is not None
-        self._log = StepLog(run.outbox.put_step, device_timer(shared=not in_trial), core_waits=in_trial)
+        self._log = StepLog(run.outbox.put_step, device_timer(shared=not in_trial), each_clock=in_trial)
         self._watched.open(run)
         self.samplers.tell("on_open", functools.partial(hand_over_files, run))
         introduce(run, created_ns=self._created_ns)
@@ -311,9 +311,18 @@ class Recorder:
         from stepscope.record.turns import steps_of_turn  # few jobs run in turn with another one
 
         assert self._log is not None
-        since_ns, place = perf_counter_ns(), place_of_process()
-        facts = {"world_size": place.world_size, "step_ns": self._times.last_ns, "on_device": self._log.on_device}
-        self._turn_end += steps_of_turn(str(self.config.turn_address), **facts)
+        since_ns, retries = perf_counter_ns(), 0
+        if self._log.on_device:
+            torch.cuda.synchronize()
+            retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        self._turn_end += steps_of_turn(
+            str(self.config.turn_address),
+            world_size=place_of_process().world_size,
+            pid=os.getpid(),
+            step_ns=self._times.last_ns,
+            on_device=self._log.on_device,
+            retries=retries,
+        )
         self._log.restart()
         self._times.leave_out(perf_counter_ns() - since_ns, of_evaluation=False)
 

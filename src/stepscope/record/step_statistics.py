@@ -7,25 +7,21 @@ log): the first ones of the job, and the first after the window, when ranks stil
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from math import exp
 from typing import Any, NamedTuple
 
+from stepscope.contract.lateness import median
 from stepscope.contract.step_line import EVALUATION, FIRST_STEPS
 
 _SETTLING_STEPS = 1
 # steps before the window that can stand for the others; with fewer, those after it do
 _MIN_BEFORE = 3
 _MIN_COMPARED = 5
+_MAX_LOG = 100.0  # of a factor by which nothing is known
 _ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps resemble each other
 _KEPT = 2_000
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median; `statistics`, with fractions and decimals, takes a helper process longer to import."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class _Step(NamedTuple):
@@ -98,12 +94,12 @@ def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, Any] | None:
 
 
 def _compared(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> dict[str, Any] | None:
-    (first, error), (second, other) = ((median(side), error_of_median(side)) for side in sides)
+    (first, error), (second, other) = ((median(side), _error_of_median(side)) for side in sides)
     if first <= 0:
         return None
     ratio = second / first
-    spread = _ERRORS * ratio * ((error / first) ** 2 + (other / max(second, 1)) ** 2) ** 0.5
-    return {"ratio": ratio, "low": ratio - spread, "high": ratio + spread, "why": _why(before, after, sides)}
+    times = exp(min(_ERRORS * ((error / first) ** 2 + (other / max(second, 1)) ** 2) ** 0.5, _MAX_LOG))
+    return {"ratio": ratio, "low": ratio / times, "high": ratio * times, "why": _why(before, after, sides)}
 
 
 def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str | None:
@@ -122,7 +118,7 @@ def _why(before: list[_Step], after: list[_Step], sides: list[list[int]]) -> str
     return None
 
 
-def error_of_median(values: Sequence[float]) -> float:
+def _error_of_median(values: Sequence[float]) -> float:
     """Return the standard error of the median, from the median deviation."""
     middle = median(values)
     deviation = 1.4826 * median([abs(value - middle) for value in values])

@@ -379,24 +379,22 @@ class DeviceTimer:
         return event
 
 
-# How long the training thread ran in each step, by the kernel. The rest is time without a core, which samples of the
-# thread tell (`thread_samples`), or a wait: for a lock, for the device, for other ranks.
+# How long the training thread ran in each step and how long it was ready and had no core, by the kernel. The rest is a
+# wait: for a lock, for the device, for other ranks. It leaves with the step: a job that is killed has it too.
 #
-# Reading this clock takes 5 us where nothing of it is in the processor's caches; the kernel's count of the wait for a
-# core would take 17.
+# Reading both takes 20 us where nothing of it is in the processor's caches: once for all steps that are only timed.
 
 
 class ThreadClock:
-    """CPU time of the training thread from step to step; with `waits`, also how long it was ready and had no core."""
+    """CPU time of the training thread and its wait for a core, from step to step."""
 
-    def __init__(self, *, waits: bool = False) -> None:
+    def __init__(self) -> None:
         self._last: tuple[int, ...] = (0, 0)
-        self._waits = waits
 
     def read(self) -> tuple[int, ...]:
         """Return the calling thread and its times."""
         now = (threading.get_ident(), time.thread_time_ns())
-        waited_ns = KernelCounts(threading.get_native_id()).delay_ns() if self._waits else None
+        waited_ns = KernelCounts(threading.get_native_id()).delay_ns()
         return now if waited_ns is None else (*now, waited_ns)
 
     def since_last(self, reading: tuple[int, ...], steps: int = 1) -> dict[str, int]:
@@ -430,12 +428,12 @@ PastStep = tuple[int, RegionTimes, dict[str, Any]]
 class StepLog:
     """Builds lines and sends them on, in the order of the steps."""
 
-    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None, *, core_waits: bool = False) -> None:
+    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None, *, each_clock: bool = False) -> None:
         self.on_device = timer is not None
         self._send = send
         self._timer = timer
-        self._core_waits = core_waits
-        self._cpu = ThreadClock(waits=core_waits)
+        self._each_clock = each_clock  # of steps that are only timed too: they are compared one by one
+        self._cpu = ThreadClock()
         self._ready: list[dict[str, Any]] = []
         self._next_send_ns = 0
 
@@ -460,9 +458,9 @@ class StepLog:
     def mark_end(self) -> Callable[[], dict[str, Any]]:
         """What returns the line, incomplete so far, of a step that ends now; `add_past` takes it in."""
         mark: Callable[[], dict[str, Any]] = dict if self._timer is None else self._timer.step_end
-        return partial(self._mark_with_waits, mark) if self._core_waits else mark
+        return partial(self._mark_with_clock, mark) if self._each_clock else mark
 
-    def _mark_with_waits(self, mark: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _mark_with_clock(self, mark: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         line = mark()
         line["cpu"] = self._cpu.read()
         return line
@@ -470,11 +468,10 @@ class StepLog:
     def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
         """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
         epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
-        # read once for all of them: the reading is a call of the kernel, which takes 10 us with cold caches
-        mean = {} if self._core_waits else self._cpu.since_last(self._cpu.read(), max(len(steps), 1))
+        mean = {} if self._each_clock else self._cpu.since_last(self._cpu.read(), max(len(steps), 1))
         for step, (end_ns, regions, line) in enumerate(steps, first):
             dur_ns = end_ns - start_ns
-            cpu = self._cpu.since_last(line.pop("cpu")) if self._core_waits else mean
+            cpu = self._cpu.since_last(line.pop("cpu")) if self._each_clock else mean
             line["text"] = (  # by hand: json takes three times as long
                 f'{{"step": {step}, "start_ns": {start_ns + epoch_ns}, "end_ns": {end_ns + epoch_ns}, '
                 f'"dur_ns": {dur_ns}, "profiled": false, "phase": "{phase}", '

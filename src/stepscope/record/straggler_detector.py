@@ -28,7 +28,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from stepscope.contract.live import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, RankScore, rank_scores
+from stepscope.contract.lateness import (
+    DEFAULT_SCORE,
+    DEFAULT_SLOWDOWN,
+    DEFAULT_WINDOW_STEPS,
+    LateRank,
+    late_ranks,
+    lateness,
+)
 from stepscope.contract.run_folder import atomic_write, json_object_in
 from stepscope.errors import UsageError
 from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
@@ -37,6 +44,8 @@ from stepscope.record.rank import place_of_process
 # Own times exchanged without a collective: each rank puts `own/r`, rank 0 gathers them into `own/all`, all read that.
 
 _ALL = "own/all"
+# values that stand for the window: each is the mean of some steps in a row
+_MAX_SENT = 25
 
 
 class Channel(Protocol):
@@ -73,14 +82,14 @@ class Exchange:
     """Exchanges own times; `known` are the last received ones, by rank."""
 
     def __init__(self, *, rank: int, world_size: int, channel: Channel | None) -> None:
-        self.known: dict[int, float] = {}
+        self.known: dict[int, list[float]] = {}
         self._rank, self._world_size, self._channel = rank, world_size, channel
-        self._waiting: queue.Queue[float | None] = queue.Queue(maxsize=2)
+        self._waiting: queue.Queue[list[float] | None] = queue.Queue(maxsize=2)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def tell(self, own_ms: float) -> None:
-        """Hand over this rank's own time; dropped where the last ones are still on their way."""
+    def tell(self, own_ms: list[float]) -> None:
+        """Hand over this rank's own times; dropped where the last ones are still on their way."""
         if self._channel is None:
             self.known = {self._rank: own_ms}
             return
@@ -108,31 +117,31 @@ class Exchange:
             except (ChannelClosed, RuntimeError, OSError, ValueError):  # the job's store closed first
                 return
 
-    def swap(self, own_ms: float) -> None:
+    def swap(self, own_ms: list[float]) -> None:
         """Leave this rank's word and read what there is."""
         assert self._channel is not None
         self._channel.put(f"own/{self._rank}", json.dumps({"own_ms": own_ms}))
         if self._rank == 0:
             words = {rank: self._channel.look(f"own/{rank}") for rank in range(self._world_size)}
-            heard = {str(rank): _number(json.loads(word), "own_ms") for rank, word in words.items() if word}
-            self._channel.put(_ALL, json.dumps({rank: ms for rank, ms in heard.items() if ms is not None}))
+            heard = {str(rank): _numbers(json.loads(word), "own_ms") for rank, word in words.items() if word}
+            self._channel.put(_ALL, json.dumps({rank: ms for rank, ms in heard.items() if ms}))
         everybody = self._channel.look(_ALL)
         if everybody:
             found = json.loads(everybody)
-            self.known = {int(rank): ms for rank in found if (ms := _number(found, rank)) is not None}
+            self.known = {int(rank): ms for rank in found if (ms := _numbers(found, rank))}
 
 
-def _number(found: Mapping[str, Any], name: str) -> float | None:
+def _numbers(found: Mapping[str, Any], name: str) -> list[float]:
     value = found.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    listed = value if isinstance(value, list) else []
+    return [float(x) for x in listed[:_MAX_SENT] if isinstance(x, int | float) and not isinstance(x, bool)]
 
 
 class StragglerDetector:
     """Own times of this rank over a window of steps, and the last received scores of all ranks.
 
-    `threshold` is the score from which on a rank is late (the distance to the others' median in their spread), and
-    `slowdown` how many times as slow as the others' mean it has to be as well. `every` is how often times are
-    exchanged, in steps.
+    A rank is late from a score of `threshold` on (2 where chance names any rank of a healthy run once in a hundred),
+    where it is `slowdown` times as slow as the ranks that are not late. Times are exchanged every `every` steps.
     """
 
     def __init__(
@@ -172,17 +181,24 @@ class StragglerDetector:
         self._spent_ns = 0
         self._steps += 1
         if self._steps % self._every == 0:
-            self._exchange.tell(fmean(self._own_ms))
+            self._exchange.tell(self._means())
+
+    def _means(self) -> list[float]:
+        own, each = list(self._own_ms), -(-len(self._own_ms) // _MAX_SENT)
+        return [round(fmean(own[k : k + each]), 6) for k in range(0, len(own) - each + 1, each)]
 
     update = record = step  # names that other detectors use
 
-    def scores(self) -> list[RankScore]:
-        """Return every rank's last received score, the latest first; empty while fewer than two ranks are known."""
-        return rank_scores(self._exchange.known, threshold=self.threshold, slowdown=self.slowdown)
+    def scores(self) -> list[LateRank]:
+        """Return every rank's last received lateness, the latest first; empty while fewer than two ranks are known."""
+        count = min(map(len, self._exchange.known.values()), default=0)
+        own_ns = {rank: [1e6 * own for own in own_ms[-count:]] for rank, own_ms in self._exchange.known.items()}
+        judged = lateness(own_ns, threshold=self.threshold, slowdown=self.slowdown)
+        return sorted(judged, key=lambda one: -one.late_ns)
 
-    def stragglers(self) -> list[RankScore]:
-        """Return the ranks that are late."""
-        return [score for score in self.scores() if score.straggler]
+    def stragglers(self) -> list[LateRank]:
+        """Return the ranks that are late, the latest first."""
+        return late_ranks(self.scores())
 
     detect = check = stragglers
 

@@ -13,9 +13,7 @@ It takes no sample while a profiler of the recorder is on. Early samples are han
     {"schema": 1, "rank": 0, "root": "/home/u/project", "epoch_ns": ..., "threads": ["MainThread", "writer"],
      "frames": [["train.py", 40, "step", "loss = model(x)", 1], ...], "stacks": [[0, 3], ...], outermost first
      "preempted": how often the training thread lost its core meanwhile,
-     "samples": [[at_us, gil_wait_us, on, stack, cpu_us, delay_us, [[thread, stack, cpu_us], ...]], ...]}
-
-`delay_us` is how long the training thread was ready to run and had no core so far, null where that is not counted.
+     "samples": [[at_us, gil_wait_us, on, stack, cpu_us, [[thread, stack, cpu_us], ...]], ...]}
 """
 
 import json
@@ -66,7 +64,7 @@ class ThreadSamples:
         self._is_over = False
         self._over = threading.Lock()  # held until the end
         self._pause: threading.Lock | None = None  # held while a profiler is on
-        self._samples: list[tuple[_Seen, int | None]] = []  # with the training thread's wait for a core so far
+        self._samples: list[_Seen] = []
         self._preempted: int | None = None
         self._stacks = _StackNumbers()
         self._names: dict[str, int] = {}  # -1 for our own
@@ -141,11 +139,10 @@ class ThreadSamples:
             seen = self._sample(now_ns, max(0, now_ns - planned_ns))
             if seen is None:  # the training thread has ended
                 break
-            delay_ns = training.delay_ns()
             if seen[1] > _LATE_NS:
                 last_ns, own_delay_ns = own_delay_ns, own.delay_ns() or 0
                 seen = (seen[0], max(0, seen[1] - (own_delay_ns - last_ns)), *seen[2:])
-            self._samples.append((seen, delay_ns))
+            self._samples.append(seen)
             if len(self._samples) >= _MAX_SAMPLES:
                 del self._samples[::2]
             if number + 1 in _SAVED_AT and self._hand_over is not None:
@@ -205,12 +202,8 @@ class ThreadSamples:
             ],
             "stacks": stacks,
             "samples": [
-                [
-                    *(at // 1000, late // 1000, int(on), stack, cpu // 1000),
-                    None if delay is None else delay // 1000,
-                    [[n, s, ns // 1000] for n, s, ns in others],
-                ]
-                for (at, late, on, stack, cpu, others), delay in self._samples
+                [at // 1000, late // 1000, int(on), stack, cpu // 1000, [[n, s, ns // 1000] for n, s, ns in others]]
+                for at, late, on, stack, cpu, others in self._samples
             ],
         }
 

@@ -3,9 +3,14 @@
     job          after its first steps and after every turn each rank reports to its socket and waits
     controller   once all ranks of a job wait, stops its processes and lets the other job take its turn
 
-Ranks wait between two steps, so no collective is under way while they are stopped, and the pause is in no step. Loader
+Ranks wait between two steps, so no collective is under way while they are stopped, and the pause is in no step. All of
+them stop after the same step without asking each other: a turn is a number of steps, the same for every rank. Loader
 workers and other children are stopped with them: they can neither prepare batches during the pause nor disturb the
 other job.
+
+On a GPU each rank waits for its device first, so all its kernels and collectives have ended when it reports; it then
+waits in a read and is not stopped, as a stopped process could hold up others that use the device through the same
+server. Both jobs stay in the device's memory; one whose allocator had to free memory for the other ends the turns.
 """
 
 import json
@@ -19,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,10 @@ _ARRIVAL_S = 60.0
 
 
 def steps_of_turn(address: str, **report: Any) -> int:
-    """Wait for this job's turn and return its number of steps; 0 if the controller ended the trial or has exited."""
+    """Wait for this job's turn and return its number of steps; 0 if the controller ended the trial or has exited.
+
+    `report` has world size, process id, the last step's time, whether it runs on a device, and the device's retries.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as waiting, waiting.makefile("rb") as answer:
             waiting.connect(address)
@@ -97,6 +105,7 @@ class _Job:
         self._thread = threading.Thread(target=self._launch, daemon=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._waiting: list[socket.socket] = []
+        self._on_device: set[int] = set()
         self._listener.bind(address)
         self._listener.listen(1024)
 
@@ -125,10 +134,12 @@ class _Job:
                 self._waiting.append(rank)
                 world_size, self.step_ns = report["world_size"], report["step_ns"]
                 if report["on_device"]:
-                    raise TurnsError("the job uses a GPU, whose queue and memory both versions would share")
+                    self._on_device.add(report["pid"])
+                if report["retries"]:
+                    raise TurnsError("both versions do not fit into the GPU's memory at once")
                 until_s = time.monotonic() + _ARRIVAL_S
         self._paused = True
-        self._signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP, spared=self._on_device)
 
     def go_on(self, steps: int) -> None:
         self._signal(signal.SIGCONT)
@@ -150,14 +161,14 @@ class _Job:
                 rank.sendall(b"%d\n" % steps)
         self._waiting, self._paused = [], False
 
-    def _signal(self, number: signal.Signals) -> None:
-        _signal_all(self.address, number)
+    def _signal(self, number: signal.Signals, *, spared: Collection[int] = ()) -> None:
+        _signal_all(self.address, number, spared=spared)
 
 
-def _signal_all(address: str, number: signal.Signals) -> None:
+def _signal_all(address: str, number: signal.Signals, *, spared: Collection[int] = ()) -> None:
     from stepscope.record.launch.launch import processes_of
 
-    for pid in processes_of(address):
+    for pid in set(processes_of(address)) - set(spared):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 

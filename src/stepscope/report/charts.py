@@ -9,21 +9,19 @@ from stepscope.report.drawing import (
     Point,
     Scale,
     Shape,
-    digits,
     dot,
     polygon,
     polyline,
     powers,
     rect,
     round_ticks,
-    table_of,
-    unit_text,
     unit_tick,
     words,
 )
+from stepscope.report.sheet import digits, table_of, unit_text
 
 # of charts, in units that are about pixels; bars fit a phone
-BARS, HALF, WIDE = 460, 560, 1180
+BARS, WIDE = 460, 1180
 COLOURS = ("compute", "transfer", "copy", "input", "optimizer", "host", "wait", "other", "unknown")
 
 Legend = Sequence[tuple[str, str]]
@@ -152,7 +150,7 @@ Plane = Callable[[Scale, Scale], list[Shape]]
 
 def line_chart(
     title: str, lines: Sequence[Line], x: Axis, y: Axis, *, label: str = "", legend: Legend | None = None,
-    notes: Sequence[str] = (), table: Table | None = None, width: int = HALF, height: int = 260,
+    notes: Sequence[str] = (), table: Table | None = None, width: int = BARS, height: int = 260,
     below: Plane = lambda x, y: [], above: Plane = lambda x, y: [], most: float | None = None,
     around: tuple[Sequence[float], Sequence[float]] = ((), ()),
 ) -> Drawing:  # fmt: skip
@@ -240,7 +238,7 @@ class Stack(NamedTuple):
 
 def column_chart(
     title: str, columns: Sequence[Stack], unit: str, *, x_title: str = "", label: str = "", notes: Sequence[str] = (),
-    width: int = HALF, height: int = 250, every: int = 1,
+    width: int = BARS, height: int = 250, every: int = 1,
 ) -> Drawing:  # fmt: skip
     """Return stacked columns with their legend and table; each `every`-th has its name below."""
     base, left = height - 44, 66
@@ -327,3 +325,23 @@ def _cut(text: str, most: float) -> str:
 def share_text(value: float, whole: float) -> str:
     """Return a share in words."""
     return f"{digits(100 * value / whole)} %" if whole else "unknown"
+
+
+# Bars by name and parts, and the axis of a step.
+
+STEP = Axis("step", "ms")
+_PART_COLOURS = {
+    "data_loading": "input", "forward_pass": "forward", "backward_pass": "backward", "optimizer_step": "optimizer",
+    "optimizer": "optimizer", "gradient_sync": "wait", "parameters": "forward", "gradients": "backward",
+    "activations": "transfer", "temporary": "host", "other": "unknown",
+}  # fmt: skip
+
+
+def stacks(
+    title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, limit: float | None = None
+) -> Drawing:
+    """Return bars by name and parts; `limit` is drawn as a line."""
+    names = list(dict.fromkeys(part for _, parts in rows for part, _ in parts))
+    colours = {part: _PART_COLOURS.get(part, COLOURS[k % len(COLOURS)]) for k, part in enumerate(names)}
+    bars = [Bar(name, [(colours[part], part.replace("_", " "), size) for part, size in parts]) for name, parts in rows]
+    return bar_chart(title, bars, unit, width=760, left=160, limit=limit)

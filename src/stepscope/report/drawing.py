@@ -6,13 +6,14 @@
 Words in it may come from a trace: the page shows them as text, and the SVG escapes them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
 from stepscope.records import dataclass
-from stepscope.units import printable, readable_bytes
+from stepscope.report.sheet import unit_text
+from stepscope.units import printable
 
 # the page's colours of its light theme, which notebooks show
 PALETTE = {
@@ -42,7 +43,7 @@ class Drawing:
     legend: tuple[tuple[str, str], ...] = ()
     #: what to know to read it
     notes: tuple[str, ...] = ()
-    #: its numbers as a table, from `table_of`
+    #: its numbers as a table, from `sheet.table_of`
     table: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -80,19 +81,6 @@ class Drawing:
         )
 
     _repr_svg_ = svg
-
-
-# A column: its title, the unit that its values are in (see `unit_text`), and a key or function of the items.
-Column = tuple[str, str, str | Callable[[Any], Any]]
-
-
-def table_of(items: Iterable[Any], *columns: Column, most: int | None = None) -> dict[str, Any]:
-    """Return a table of items as plain values; a column that nothing is known of is dropped."""
-    chosen = list(items)[:most]
-    rows = [[item[value] if isinstance(value, str) else value(item) for _, _, value in columns] for item in chosen]
-    known = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
-    titles = [{"title": columns[i][0], "key": k, "unit": columns[i][1]} for k, i in enumerate(known)]
-    return {"columns": titles, "rows": [[row[i] for i in known] for row in rows]}
 
 
 def rect(
@@ -208,47 +196,6 @@ def round_ticks(most: float, *, about: int = 4) -> list[float]:
     return [i * step for i in range(ceil(most / step - 1e-9) + 1)]
 
 
-def time_text(ms: float) -> str:
-    """Return a time as people read it, with the digits that the page shows.
-
-    >>> time_text(0), time_text(12.5), time_text(0.25), time_text(1_234)
-    ('0 ms', '12.5 ms', '250 µs', '1.23 s')
-    """
-    if not ms:
-        return "0 ms"
-    for limit, scale, unit in ((999.5, 1e-3, "s"), (0.9995, 1, "ms"), (0.0009995, 1e3, "µs")):
-        if abs(ms) >= limit:
-            return f"{digits(ms * scale)} {unit}"
-    return f"{ms * 1e6:.0f} ns"
-
-
-def unit_text(value: float | None, unit: str) -> str:
-    """Return a value in its unit as people read it.
-
-    >>> unit_text(12.5, "ms"), unit_text(1_500_000, "bytes"), unit_text(3.14159, "pct"), unit_text(2.5e12, "flops")
-    ('12.5 ms', '1.5 MB', '3.1 %', '2.50 TFLOP')
-    """
-    if value is None:
-        return "unknown"
-    match unit:
-        case "ms":
-            return time_text(value)
-        case "bytes":
-            return readable_bytes(round(value))
-        case "pct":
-            return f"{value:.1f} %"
-        case "x":
-            return f"{digits(value)}×"  # noqa: RUF001
-        case "gb_per_s":
-            return f"{digits(value)} GB/s"
-        case "flops":
-            power = min(7, max(0, floor(log10(max(abs(value), 1)) / 3)))
-            return f"{digits(value / 1000**power)} {' kMGTPEZ'[power].strip()}FLOP"
-        case "count":
-            return f"{value:,.{0 if value == int(value) else 1}f}"
-    return f"{value:,.4g}"
-
-
 def unit_tick(value: float, unit: str) -> str:
     """Return a round value of an axis.
 
@@ -263,16 +210,6 @@ def unit_tick(value: float, unit: str) -> str:
     if unit == "flops":
         return unit_text(value, unit).replace(".00", "")
     return f"{value:,g}" + {"pct": " %", "x": "×", "gb_per_s": " GB/s"}.get(unit, "")  # noqa: RUF001
-
-
-def digits(value: float) -> str:
-    """Return a number with the digits that the page shows.
-
-    >>> digits(2.954), digits(29.54), digits(2954)
-    ('2.95', '29.5', '2,954')
-    """
-    places = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{places}f}"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from html import escape
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from stepscope.analyze.live import Picture, RankNow
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.records import Row
 from stepscope.report.terminal import name_text, plain_table
 from stepscope.units import ms, printable, readable_bytes
 
@@ -36,9 +36,7 @@ _NEEDED = ("rank", "step", "ms", "late")
 _MAX_SPARK, _MIN_SPARK = 46, 24
 
 
-def screen(
-    name: str, picture: Picture, out: Console, *, alarms: Sequence[str], stalls: Sequence[str]
-) -> RenderableType:
+def screen(name: str, picture: Row, out: Console, *, alarms: Sequence[str], stalls: Sequence[str]) -> RenderableType:
     """Return the whole screen: pace, ranks (late and silent ones first), alarms, hung ranks."""
     parts: list[RenderableType] = [
         name_text(name, style="bold").append(f"  {_ranks(len(picture.ranks))}, {_pace_text(picture)}")
@@ -66,7 +64,7 @@ def screen(
     return Group(*parts)
 
 
-def _cells(rank: RankNow, regions: Sequence[str]) -> dict[str, str]:
+def _cells(rank: Row, regions: Sequence[str]) -> dict[str, str]:
     """Return the cells of a rank by column; the last ones are left out first where a terminal is narrow."""
     return {
         "rank": f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank),
@@ -78,7 +76,7 @@ def _cells(rank: RankNow, regions: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _sparks(ranks: Sequence[RankNow], count: int) -> list[str]:
+def _sparks(ranks: Sequence[Row], count: int) -> list[str]:
     """Return the newest steps of each rank as a line of bars, all on one scale, with the shortest and the longest."""
     times = [[ns for _, ns in rank.recent[-max(count, 1) :]] for rank in ranks]
     every = [ns for one in times for ns in one]
@@ -92,7 +90,7 @@ def _sparks(ranks: Sequence[RankNow], count: int) -> list[str]:
     return [f"{bar} {ms(min(one)):.0f}–{ms(max(one)):.0f}" if one else "" for bar, one in zip(bars, times, strict=True)]  # noqa: RUF001
 
 
-def plain_line(picture: Picture) -> str:
+def plain_line(picture: Row) -> str:
     """Return the job at one moment as one line."""
     step = "step ?" if picture.step is None else f"step {picture.step}"
     regions = [
@@ -101,7 +99,7 @@ def plain_line(picture: Picture) -> str:
         if (total_ns := sum(rank.regions_ns.get(name, 0) for rank in picture.ranks))
     ]
     memory = max((rank.device_bytes or rank.host_bytes or 0 for rank in picture.ranks), default=0)
-    late = [rank.late for rank in _most_telling(picture.ranks) if rank.late is not None and rank.late.is_late()]
+    late = [rank.late for rank in _most_telling(picture.ranks) if rank.late is not None and rank.late.is_late]
     parts = [
         step,
         _pace_text(picture),
@@ -112,7 +110,7 @@ def plain_line(picture: Picture) -> str:
     return "; ".join(parts)
 
 
-def _pace_text(picture: Picture) -> str:
+def _pace_text(picture: Row) -> str:
     if picture.steps_per_s is None or picture.step_ns is None:
         return "no step yet"
     if picture.stands_still:
@@ -125,7 +123,7 @@ def _pace_text(picture: Picture) -> str:
     return ", ".join(parts)
 
 
-def _column_names(picture: Picture) -> list[str]:
+def _column_names(picture: Row) -> list[str]:
     longest: dict[str, int] = {}
     for rank in picture.ranks:
         for name, ns in rank.regions_ns.items():
@@ -134,16 +132,16 @@ def _column_names(picture: Picture) -> list[str]:
     return [*(n for n in _FIRST if n in longest), *others][:_MAX_REGIONS]
 
 
-def _most_telling(ranks: Sequence[RankNow]) -> list[RankNow]:
+def _most_telling(ranks: Sequence[Row]) -> list[Row]:
 
-    def order(rank: RankNow) -> tuple[bool, int, int]:
+    def order(rank: Row) -> tuple[bool, float, int]:
         stands = rank.status is not None and rank.status.stall is not None
-        return not stands, -(rank.late.late_ns if rank.late is not None and rank.late.is_late() else 0), rank.rank
+        return not stands, -(rank.late.late_ns if rank.late is not None and rank.late.is_late else 0), rank.rank
 
     return sorted(ranks, key=order)[:_MAX_RANKS]
 
 
-def _memory_text(rank: RankNow) -> str:
+def _memory_text(rank: Row) -> str:
     size_bytes = rank.device_bytes or rank.host_bytes
     return readable_bytes(size_bytes) if size_bytes else "?"
 
@@ -188,7 +186,7 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form
 
 def live_page(
     name: str,
-    picture: Picture,
+    picture: Row,
     *,
     alarms: Sequence[str] = (),
     stalls: Sequence[str] = (),
@@ -218,7 +216,7 @@ def live_page(
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2619a", "#9a8c00", "#586470")
 
 
-def _chart(picture: Picture) -> str:
+def _chart(picture: Row) -> str:
     """Return the newest steps of the ranks as lines: late ranks first, each in its colour."""
     ranks = [rank for rank in _most_telling(picture.ranks) if len(rank.recent) > 1][: len(_COLOURS)]
     if not ranks:
@@ -256,7 +254,7 @@ def _chart(picture: Picture) -> str:
     )
 
 
-def _table(picture: Picture) -> str:
+def _table(picture: Row) -> str:
     names = _column_names(picture)
     has_memory = any(rank.device_bytes or rank.host_bytes for rank in picture.ranks)
     heads = ["rank", "late", "step", "ms", *(f"{_SHORT.get(name, name)} ms" for name in names)]
@@ -269,9 +267,9 @@ def _table(picture: Picture) -> str:
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
 
-def _row(rank: RankNow, names: Sequence[str], *, has_memory: bool) -> str:
+def _row(rank: Row, names: Sequence[str], *, has_memory: bool) -> str:
     late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
-    marked = ' class="late"' if rank.late is not None and rank.late.is_late() else ""
+    marked = ' class="late"' if rank.late is not None and rank.late.is_late else ""
     who = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
     step = "?" if rank.step is None else f"{rank.step:,}"
     times = [_ms_text(rank.regions_ns.get(name)) for name in names]

@@ -27,7 +27,8 @@ from stepscope.report.charts import (
     line_chart,
     share_text,
 )
-from stepscope.report.drawing import Drawing, Scale, Shape, digits, dot, polyline, rect, table_of, unit_text, words
+from stepscope.report.drawing import Drawing, Scale, Shape, dot, polyline, rect, unit_tick, words
+from stepscope.report.sheet import Column, digits, table_of, unit_text
 from stepscope.run.side_files import Telemetry
 from stepscope.units import NS_PER_MS
 
@@ -158,9 +159,9 @@ def run_steps(document: Document) -> Drawing | None:
         label=f"Times of steps {steps[0]} to {steps[-1]} on {found['num_ranks']} ranks, "
         f"median {unit_text(usual, 'ms')}",
         most=most, legend=legend, notes=notes, below=lambda x, y: _profiled(found, x, y), above=above,
-        table=table_of(rows, ("step", "number", lambda r: r[0]), ("median", "ms", lambda r: r[1]),
-                       ("fastest", "ms", lambda r: r[2]), ("slowest", "ms", lambda r: r[3]),
-                       ("slowest rank", "number", lambda r: r[4]),
+        table=table_of(rows, ("step", "number", 0), ("median", "ms", 1),
+                       ("fastest", "ms", 2), ("slowest", "ms", 3),
+                       ("slowest rank", "number", 4),
                        ("remark", "text", lambda r: _words(special[r[0]][1]) if r[0] in special else None), most=200),
     )  # fmt: skip
 
@@ -252,7 +253,7 @@ def kernel_durations(document: Document) -> Drawing | None:
     used = [b for b in range(len(found["from_us"])) if any(f["count"][b] for f in families)]
     if not used:
         return None
-    edges = ["< 2 µs", *(unit_text(us / 1000, "ms").replace(".0", "") for us in found["from_us"][1:])]
+    edges = ["< 2 µs", *(unit_tick(us / 1000, "ms") for us in found["from_us"][1:])]
     bins = range(used[0], used[-1] + 1)
     columns = [
         Stack(edges[b], [(c, f["family"], f["ms"][b]) for c, f in zip(colours, families, strict=True)]) for b in bins
@@ -357,8 +358,8 @@ def _matrix(
         title, max(int(_MATRIX_LEFT + size) + 10, 300), int(_MATRIX_TOP + size) + 8,
         f"{title}: a matrix of {num} by {num}; the darkest is {unit_text(most, unit)} per step",
         tuple(shapes), (*legend, *([("text", "between nodes")] if edges else [])), (f"Per step. {note}",),
-        table_of(sorted(cells, reverse=True), ("rank", "text", lambda c: c[1]), (verb, "text", lambda c: c[2]),
-                 ("per step", unit, lambda c: c[0]), most=40),
+        table_of(sorted(cells, reverse=True), ("rank", "text", 1), (verb, "text", 2),
+                 ("per step", unit, 0), most=40),
     )  # fmt: skip
 
 
@@ -443,7 +444,7 @@ def calibration_lines(calibration: Calibration, curve: Any, colour: str, name: s
 
 # Memory
 
-_CATEGORY_COLOURS = ("forward", "input", "copy", "transfer", "optimizer", "host", "wait", "unknown")
+_CATEGORY_COLOURS = ("forward", "input", "copy", "transfer", "optimizer", "host", "wait")
 _MAX_POINTS = 150
 
 
@@ -453,29 +454,13 @@ def memory_of_fullest(document: Document) -> Drawing | None:
     line = rank and rank["timeline"]
     if not rank or not line or not line["time_ms"]:
         return None
-    times, below = line["time_ms"], np.zeros(len(line["time_ms"]))
-    kept = _largest(line["allocated_bytes"], 2 * _MAX_POINTS)
     categories = dict(reversed((line["by_category"] or {"allocated": line["allocated_bytes"]}).items()))
-    lines, legend = [], []
-    for k, (name, values) in enumerate((n, v) for n, v in categories.items() if any(v)):
-        top = below + np.array(values, float)
-        colour = _CATEGORY_COLOURS[k % len(_CATEGORY_COLOURS)]
-        lines.append(Line(category_name(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
-        legend.append((colour, category_name(name)))
-        below = top
-    reserved, device = line["reserved_bytes"], rank["device_total_bytes"]
-    if reserved:
-        points = [(times[i], reserved[i]) for i in kept]
-        lines.append(Line("reserved", points, "quiet", "steps", dashed=True))
-        legend.append(("quiet", "reserved (dashed)"))
-    used = max(*line["allocated_bytes"], *(reserved or [0]))
-    # The device's size is drawn where the memory comes near it; far above, it would only flatten the rest.
-    if device and device < 2 * used:
-        lines.append(Line("size of the device", [(times[0], device), (times[-1], device)], "high"))
-        legend.append(("high", "size of the device"))
-    return line_chart(
-        f"Memory of rank {rank['rank']}, the highest peak", lines, Axis("time in the window", "ms", zero=False),
-        Axis("memory", "bytes"), legend=legend,
+    used = max(*line["allocated_bytes"], *(line["reserved_bytes"] or [0]))
+    device = rank["device_total_bytes"] or 0
+    return _stacked_memory(
+        f"Memory of rank {rank['rank']}, the highest peak", line, line["time_ms"], categories, "time in the window",
+        # far above the memory, the size of the device would only flatten the rest
+        limit=device if device < 2 * used else 0,
         label=f"Memory of rank {rank['rank']} over the window, at most {unit_text(used, 'bytes')}",
     )  # fmt: skip
 
@@ -483,30 +468,38 @@ def memory_of_fullest(document: Document) -> Drawing | None:
 def snapshot_memory(snapshot: Document, by: str) -> Drawing | None:
     """Return the memory of a snapshot over its history, `by` owner (the line that allocated it) or purpose."""
     line = snapshot["timeline"]
-    times = [t / 1000 for t in line["time_us"]]
     curves = {name: values for name, values in snapshot[f"by_{by}"].items() if values and any(values)}
-    if len(times) < 2 or not curves:
+    if len(line["time_us"]) < 2 or not curves:
         return None
-    kept, below = _largest(line["allocated_bytes"], 2 * _MAX_POINTS), np.zeros(len(times))
-    lines, legend = [], []
     steady_first = sorted(curves, key=lambda name: (name == "other", -min(curves[name]), -max(curves[name])))
-    for k, name in enumerate(steady_first):
-        top = below + np.array(curves[name], float)
-        colour = "unknown" if name == "other" else _CATEGORY_COLOURS[k % (len(_CATEGORY_COLOURS) - 1)]
-        lines.append(Line(_words(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
-        legend.append((colour, _words(name)))
-        below = top
-    if reserved := line.get("reserved_bytes"):
-        lines.append(Line("reserved", [(times[i], reserved[i]) for i in kept], "quiet", "steps", dashed=True))
-        legend.append(("quiet", "reserved (dashed)"))
     of = "" if snapshot["rank"] is None else f" of rank {snapshot['rank']}"
     what = "the line that allocated it" if by == "owner" else "purpose"
-    return line_chart(
-        f"Memory snapshot{of} by {what}", lines, Axis("time in the history", "ms", zero=False), Axis("memory", "bytes"),
-        width=WIDE, legend=legend, notes=["Allocated memory, stacked; what is alive longest is at the bottom."],
+    return _stacked_memory(
+        f"Memory snapshot{of} by {what}", line, [t / 1000 for t in line["time_us"]],
+        {name: curves[name] for name in steady_first}, "time in the history",
+        width=WIDE, notes=["Allocated memory, stacked; what is alive longest is at the bottom."],
         label=f"Memory{of} over the snapshot's history, at most "
         f"{unit_text(max(line['allocated_bytes']), 'bytes')}, by {what}",
     )  # fmt: skip
+
+
+def _stacked_memory(
+    title: str, line: Document, times: Sequence[float], curves: Mapping[str, Sequence[float]], x_title: str,
+    *, limit: float = 0, **more: Any,
+) -> Drawing:  # fmt: skip
+    kept, below = _largest(line["allocated_bytes"], 2 * _MAX_POINTS), np.zeros(len(times))
+    lines = []
+    for k, (name, values) in enumerate((n, v) for n, v in curves.items() if any(v)):
+        top = below + np.array(values, float)
+        colour = "unknown" if name == "other" else _CATEGORY_COLOURS[k % len(_CATEGORY_COLOURS)]
+        lines.append(Line(category_name(name), [(times[i], top[i], below[i], top[i]) for i in kept], colour, "steps"))
+        below = top
+    if reserved := line.get("reserved_bytes"):
+        points = [(times[i], reserved[i]) for i in kept]
+        lines.append(Line("reserved (dashed)", points, "quiet", "steps", dashed=True))
+    if limit:
+        lines.append(Line("size of the device", [(times[0], limit), (times[-1], limit)], "high"))
+    return line_chart(title, lines, Axis(x_title, "ms", zero=False), Axis("memory", "bytes"), **more)
 
 
 _DEVICE_SERIES = (
@@ -547,7 +540,6 @@ def device_pictures(telemetry: Sequence[Telemetry]) -> dict[str, Drawing]:
         found[name] = line_chart(
             f"{title}, {unit}", lines, Axis("time in the job", "ms", zero=False),
             Axis(unit, "number", zero=unit == "%"),
-            legend=[(line.colour, line.name) for line in lines],
             notes=[f"The {len(lines)} of {len(curves)} ranks that differ most from the median."] if left_out else (),
             label=f"{title} of the devices of {len(lines)} ranks over the job",
         )  # fmt: skip
@@ -664,9 +656,9 @@ def pipeline(document: Document) -> Drawing | None:
         label=f"Micro-batches of {len(stages)} stages over {unit_text(ends['measured'], 'ms')}",
         legend=list(dict.fromkeys((_ACTION_COLOUR[kind], _ACTION_NAME[kind]) for kind in used)),
         notes=["Numbers are micro-batches. The ideal uses each stage's mean times and instant messages."],
-        table=table_of(rows, ("stage", "number", lambda r: r[0]), ("rank", "number", lambda r: r[1]),
-                       ("pass", "text", lambda r: _ACTION_NAME[r[2]]), ("micro-batch", "number", lambda r: r[3]),
-                       ("from", "ms", lambda r: r[4]), ("took", "ms", lambda r: r[5] - r[4]), most=200),
+        table=table_of(rows, ("stage", "number", 0), ("rank", "number", 1),
+                       ("pass", "text", lambda r: _ACTION_NAME[r[2]]), ("micro-batch", "number", 3),
+                       ("from", "ms", 4), ("took", "ms", lambda r: r[5] - r[4]), most=200),
     )  # fmt: skip
 
 
@@ -702,22 +694,18 @@ class _Stacked(NamedTuple):
     rows: Callable[[Document], Sequence[Any]]
     name: Callable[[Any], str]
     #: colour, what it is, and its time
-    parts: Sequence[tuple[str, str, Callable[[Any], float | None]]]
+    parts: Sequence[Column]
     remark: Callable[[Any], str]
     note: Callable[[Document], str]
-
-
-def _key(name: str) -> Callable[[Any], float | None]:
-    return lambda row: row[name]
 
 
 _STACKED = {
     "stages": _Stacked(
         "pipeline", "The step of each stage", lambda view: view["ranks"],
         lambda r: f"stage {r['stage']} · rank {r['rank']}",
-        [("forward", "forward", _key("forward_ms")), ("backward", "backward", _key("backward_ms")),
-         ("other", "other compute", _key("other_ms")), ("transfer", "send and receive", _key("transfer_ms")),
-         ("wait", "waiting", _key("wait_ms")), ("host", "gaps", _key("gaps_ms")), ("unknown", "idle", _key("idle_ms"))],
+        [("forward", "forward", "forward_ms"), ("backward", "backward", "backward_ms"),
+         ("other", "other compute", "other_ms"), ("transfer", "send and receive", "transfer_ms"),
+         ("wait", "waiting", "wait_ms"), ("host", "gaps", "gaps_ms"), ("unknown", "idle", "idle_ms")],
         lambda r: f"bubble {unit_text(r['bubble_pct'], 'pct')}",
         lambda view: f"{view['stages']} stages, {view['microbatches'] or 'unknown'} micro-batches"
         f"{', ' + view['schedule'] if view['schedule'] else ''}. The bubble (waiting for other stages, idle between "
@@ -727,10 +715,10 @@ _STACKED = {
     "buckets": _Stacked(
         "buckets", "Time of each bucket", lambda view: view["buckets"],
         lambda b: f"bucket {b['order']} · {unit_text(b['size_bytes'], 'bytes') if b['size_bytes'] else 'size unknown'}",
-        [("wait", "waiting for other ranks", _key("wait_ms")),
+        [("wait", "waiting for other ranks", "wait_ms"),
          ("transfer", "transfer", lambda b: max(0.0, b["time_ms"] - (b["wait_ms"] or 0)))],
         lambda b: f"ready {unit_text(b['ready_ms'], 'ms')} into backward, {unit_text(b['exposed_ms'], 'ms')} exposed",
-        lambda view: f"Gradients travel in {len(view['buckets'])} buckets per backward pass, the first ready first.",
+        lambda view: f"Buckets of gradients per backward pass: {len(view['buckets'])}, the first ready first.",
     ),
     "sharding": _Stacked(
         "sharding", "Gathers and scatters of each rank",
@@ -747,7 +735,7 @@ _STACKED = {
     "layers": _Stacked(
         "tensor_parallel", "Compute and communication of each layer", lambda view: view["layers"],
         lambda r: f"{_words(r['part'])} {r['position']}",
-        [("compute", "compute", _key("compute_ms")), ("transfer", "exposed communication", _key("exposed_ms"))],
+        [("compute", "compute", "compute_ms"), ("transfer", "exposed communication", "exposed_ms")],
         lambda r: f"{unit_text(r['share_pct'], 'pct')} communication, {unit_text(r['size_bytes'], 'bytes')}",
         lambda view: "Each layer computes, then waits for its part of the others' results.",
     ),
@@ -759,7 +747,11 @@ def stacked(document: Document, name: str) -> Drawing | None:
     spec = _STACKED[name]
     view = document["by_strategy"].get(spec.view)
     rows = spec.rows(view) if view else []
-    bars = [Bar(spec.name(r), [(c, what, of(r) or 0.0) for c, what, of in spec.parts], spec.remark(r)) for r in rows]
+    bars = [
+        Bar(spec.name(row), [(c, what, (of(row) if callable(of) else row[of]) or 0.0) for c, what, of in spec.parts],
+            spec.remark(row))
+        for row in rows
+    ]  # fmt: skip
     least = sorted((bar.end for bar in bars), reverse=True)[:_MAX_BARS][-1:]
     shown = [bar for bar in bars if bar.end >= least[0]][:_MAX_BARS]
     few = [f"The {len(shown)} longest of {len(bars)}."] if len(shown) < len(bars) else []
@@ -806,7 +798,7 @@ def icicle(document: Document, over: str) -> Drawing | None:
     return Drawing(
         f"{by.capitalize()} time by {over}", WIDE, height,
         f"{unit_text(whole, 'ms')} of {by} time by {over}, callers above what they call", tuple(shapes),
-        table=table_of(rows, (over, "text", lambda r: r[0]), ("per step", "ms", lambda r: r[1]), most=200),
+        table=table_of(rows, (over, "text", 0), ("per step", "ms", 1), most=200),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from stepscope.contract import names
 from stepscope.report.charts import (
+    BARS,
     WIDE,
     Axis,
     Bar,
@@ -19,9 +20,10 @@ from stepscope.report.charts import (
     lane_chart,
     line_chart,
 )
-from stepscope.report.drawing import Drawing, Scale, Shape, polyline, table_of, unit_text
+from stepscope.report.drawing import Drawing, Scale, Shape, polyline
 from stepscope.report.html.page_data import GROUPS, KINDS, LANE_OF_KIND, NO_MATCH, Grid, Slices
 from stepscope.report.pictures import node_edges
+from stepscope.report.sheet import table_of, unit_text
 from stepscope.units import NS_PER_MS
 
 _MAX_COLUMNS = 60
@@ -42,8 +44,9 @@ def step_times(grid: Grid) -> Drawing | None:
         Stack(str(grid.steps[s]), [(GROUPS[k], names.GROUPS[GROUPS[k]], float(mean[k, s])) for k in used]) for s in kept
     ]
     few = len(kept) < len(total)
+    width = 760 if len(columns) > 16 else BARS
     return column_chart(
-        "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, "ms", width=760,
+        "Recorded steps" + (", mean over ranks" if len(grid.ranks) > 1 else ""), columns, "ms", width=width,
         x_title="step of the job", every=max(1, -(-len(kept) // 8)),
         label=f"Times of {len(total)} steps, median {unit_text(float(np.median(total)), 'ms')}",
         notes=[f"Of {len(total):,} steps the longest of each of {len(kept)} stretches is drawn."] if few else [],
@@ -65,7 +68,9 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
     least = 0.0 if low < 0.7 * high else max(0.0, low - 0.5 * (high - low) - 0.02 * high)
     rows = [(rank, float(value)) for rank, value in zip(grid.ranks, own, strict=True) if value == value]
     begins = f" The scale begins at {unit_text(least, 'ms')}." if least else ""
-    notes = [f"Median step without waiting and communication, stalls included. The line is the median rank.{begins}"]
+    notes = [
+        f"Median profiled step without waiting and communication, stalls included; the line is the median rank.{begins}"
+    ]
     title, kinds = "Own time of each rank", {True: ("high", "straggler"), False: ("compute", "own time per step")}
     label = f"{title}: from {unit_text(low, 'ms')} to {unit_text(high, 'ms')} per step"
     if len(rows) <= _MAX_BARS:
@@ -84,8 +89,9 @@ def rank_times(grid: Grid, document: Mapping[str, Any]) -> Drawing | None:
         Line(name, [r for r in rows if (r[0] in late) == is_late], colour, "dots")
         for is_late, (colour, name) in kinds.items()
     ]
+    median = Line("median rank", [(rows[0][0], middle), (rows[-1][0], middle)], "text", dashed=True)
     return line_chart(
-        title, [line for line in lines if line.points], Axis("rank", "count", zero=False),
+        title, [*(line for line in lines if line.points), median], Axis("rank", "count", zero=False),
         Axis("own time", "ms", zero=not least), width=WIDE, label=label, below=nodes,
         notes=[*notes, *(["Lines separate nodes."] if edges else [])],
         table=table_of(sorted(rows, key=lambda r: -r[1]), ("rank", "number", lambda r: r[0]),
@@ -101,28 +107,36 @@ LANES = ("compute", "comm", "copy", "host")
 
 
 def timeline_drawing(slices: Slices) -> Drawing:
-    """Return the picture; slices narrower than a third of a pixel are left out."""
-    lane_of = np.array(LANE_OF_KIND)[slices.kind]
-    wide_enough = slices.dur_ns >= slices.span_ns / WIDE / 3
-    lanes = []
-    for k, rank in enumerate(slices.ranks[:_MAX_RANKS]):
-        lanes.append(Lane(f"rank {rank}"))
-        for lane in sorted(set(lane_of.tolist())):
-            mine = np.flatnonzero((slices.rank == k) & (lane_of == lane) & wide_enough)
-            mine = mine[np.argsort(-slices.dur_ns[mine], kind="stable")[: _MAX_SLICES // len(slices.ranks)]]
-            spans = [span for i in np.sort(mine).tolist() for span in _spans(slices, i)]
-            if spans:
-                lanes.append(Lane(LANES[lane], spans, height=15))
-    kinds = [KINDS[k] for k in sorted(set(slices.kind.tolist()))]
-    legend = [(kind, names.KINDS[kind]) for kind in kinds]
-    legend += [("wait", names.KINDS["wait"])] if slices.wait_ns.any() else []
+    """Return the picture."""
+    most = _MAX_SLICES // len(slices.ranks)
+    lanes = [
+        lane for rank in slices.ranks[:_MAX_RANKS] for lane in (Lane(f"rank {rank}"), *rank_lanes(slices, rank, most))
+    ]
     what = "The window" if slices.step is None else f"Step {slices.step}"
     num, span_ms = len(slices.ranks), slices.span_ns / NS_PER_MS
     return lane_chart(
-        f"{what}, {num} rank{'s' * (num != 1)}", lanes, span_ms, legend=legend, left=70,
+        f"{what}, {num} rank{'s' * (num != 1)}", lanes, span_ms, legend=legend_of(slices), left=70,
         notes=[f"{_MAX_RANKS} of {num} ranks"] if num > _MAX_RANKS else [],
         label=f"What ran on {num} ranks during {unit_text(span_ms, 'ms')}",
     )  # fmt: skip
+
+
+def legend_of(slices: Slices) -> list[tuple[str, str]]:
+    """Return the kinds of these slices with their names."""
+    kinds = [KINDS[k] for k in np.unique(slices.kind).tolist()] + ["wait"] * bool(slices.wait_ns.any())
+    return [(kind, names.KINDS[kind]) for kind in kinds]
+
+
+def rank_lanes(slices: Slices, rank: int, most: int = _MAX_SLICES) -> list[Lane]:
+    """Return the lanes of one rank; the longest `most` slices of each, none narrower than a third of a pixel."""
+    lane_of = np.array(LANE_OF_KIND)[slices.kind]
+    drawn = (slices.rank == slices.ranks.index(rank)) & (slices.dur_ns >= slices.span_ns / WIDE / 3)
+    lanes = []
+    for lane, title in enumerate(LANES):
+        mine = np.flatnonzero(drawn & (lane_of == lane))
+        mine = np.sort(mine[np.argsort(-slices.dur_ns[mine], kind="stable")[:most]])
+        lanes.append(Lane(title, [span for i in mine.tolist() for span in _spans(slices, i)], height=15))
+    return [lane for lane in lanes if lane.spans]
 
 
 def _spans(slices: Slices, i: int) -> list[Span]:

@@ -74,11 +74,6 @@ def name_text(name: str, *, width: int = 80, style: str = "") -> Text:
     return Text(printable(name, width=width), style=style)
 
 
-def row_name(name: str, *, width: int = 80) -> Text:
-    """Return a name from a trace for the first cell of a row: cut where the terminal is narrow, never on two lines."""
-    return Text(printable(name, width=width), no_wrap=True, overflow="ellipsis")
-
-
 def print_indented(out: Console, text: Text, *, first: str = "", indent: str = "") -> None:
     """Print a paragraph whose lines after the first begin with `indent`; a pipe gets it as one line."""
     if out.soft_wrap:

@@ -12,6 +12,7 @@ Each complete event of the traces is one slice, as long as it was. Collectives t
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,11 @@ from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.run.collectives import span_rows
+from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.formats import Progress
-from stepscope.run.rank import DEVICE_KINDS, PROFILER_STEP, Rank, rank_ranges, span_rows
+from stepscope.run.rank import Rank, rank_ranges
+from stepscope.run.steps import PROFILER_STEP
 from stepscope.tables.catalog import StringTable
 from stepscope.trace.table import EventKind, Int64s, rows_named
 from stepscope.units import NS_PER_US
@@ -46,26 +50,16 @@ MAX_LANES = 64
 Tokens = list[int]
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """The lanes of one track."""
-
-    tokens: tuple[Tokens, ...]
-    #: slices that found no lane
-    left_out: int
-
-
-def lanes(start: Int64s, end: Int64s) -> Lanes:
+def lanes(start: Int64s, end: Int64s) -> list[Tokens]:
     """Return the lanes of slices that are sorted by start, longest first where starts are equal.
 
     >>> import numpy as np
-    >>> lanes(np.array([0, 4, 9]), np.array([7, 11, 13])).tokens
-    ([0, -1, 2, -3], [1, -2])
+    >>> lanes(np.array([0, 4, 9]), np.array([7, 11, 13]))
+    [[0, -1, 2, -3], [1, -2]]
     """
     ends = end.tolist()
     tokens: list[Tokens] = []
     open_in: list[list[int]] = []
-    left_out = 0
     for i, (begins, finishes) in enumerate(zip(start.tolist(), ends, strict=True)):
         for lane, is_open in zip(tokens, open_in, strict=True):
             while is_open and ends[is_open[-1]] <= begins:
@@ -74,7 +68,6 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
                 break
         else:
             if len(tokens) == MAX_LANES:
-                left_out += 1
                 continue
             lane, is_open = [], []
             tokens.append(lane)
@@ -83,7 +76,7 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
         is_open.append(i)
     for lane, is_open in zip(tokens, open_in, strict=True):
         lane.extend(~i for i in reversed(is_open))
-    return Lanes(tuple(tokens), left_out)
+    return tokens
 
 
 # Which slices does an exported timeline show? The user's selection, within the limit of a viewer.
@@ -127,13 +120,14 @@ def _shown_rows(rank: Rank, chosen: Filter) -> npt.NDArray[np.intp]:
     if chosen.ranks is not None and rank.rank not in chosen.ranks:
         return np.empty(0, np.intp)
     shown = rank.trace["ph"] == ord("X")
-    steps, collectives = _step_rows(rank), _collective_rows(rank)
+    always = np.zeros(len(shown), bool)
+    always[_step_rows(rank)] = always[_collective_rows(rank)] = True
     if not chosen.python:
         shown &= rank.kinds != EventKind.PYTHON
     if chosen.gpu_only:
-        shown &= _with(np.isin(rank.kinds, _ON_DEVICE), steps, collectives)
+        shown &= always | np.isin(rank.kinds, _ON_DEVICE)
     if chosen.min_ns is not None:
-        shown &= _with(rank.trace["dur_ns"] >= chosen.min_ns, steps, collectives)
+        shown &= always | (rank.trace["dur_ns"] >= chosen.min_ns)
     if chosen.steps is not None:
         shown &= _in_steps(rank, chosen.steps)
     return np.flatnonzero(shown)
@@ -207,12 +201,6 @@ def _in_steps(rank: Rank, numbers: range) -> Mask:
     return mine
 
 
-def _with(mask: Mask, *rows: npt.NDArray[np.intp]) -> Mask:
-    for more in rows:
-        mask[more] = True
-    return mask
-
-
 # On which track of its rank does an event lie, and what is the track called?
 
 
@@ -268,11 +256,13 @@ def _thread_labels(rank: Rank) -> dict[tuple[int, int], str]:
     return found
 
 
-STEPS = "steps"
+STEPS, LINES, MODULES = "steps", "source lines", "modules"
 # process of rank 0: viewers take 0 and 1 for the system's own
 FIRST_PID = 1000
 
 Values = dict[str, int | str]
+# starts, ends and texts
+Spans = tuple[Int64s, Int64s, list[str]]
 
 
 @dataclass(frozen=True)
@@ -291,8 +281,6 @@ class RankTimeline(ArrayRecord):
     rank: int
     label: str
     tracks: tuple[Track, ...]
-    #: in the rank's event table
-    row: npt.NDArray[np.intp]
     track: Int64s
     start_ns: Int64s
     dur_ns: Int64s
@@ -347,43 +335,42 @@ def timeline_of(
     *,
     given: Filter | None = None,
     most: int | None = MAX_SLICES,
+    owners: bool = False,
     progress: Progress | None = None,
 ) -> Timeline:
     """Return the timeline of a run: what the filter leaves, of which at most `most` slices.
 
-    `progress` is called with the slices done and all there are.
+    With `owners`, ranks that recorded them have tracks of source lines and modules. `progress` is called with the
+    slices done and all there are.
     """
     ranks = shared.run.ranks
     asked = given or Filter()
     chosen, left_out = _fitted(ranks, asked, most=most)
     rows = [_shown_rows(rank, chosen) for rank in ranks]
-    texts, categories = StringTable(), StringTable()
     base_ns = min((int(_shared_start(shared, i, r).min()) for i, r in enumerate(rows) if len(r)), default=0)
-    flows = _flows(shared, rows)
-    total, done = sum(map(len, rows)), 0
+    owned = ownership_of(shared.run) if owners and shared.run.owners and not asked.gpu_only else [None] * len(ranks)
+    layout = _Layout(shared, base_ns, asked.min_ns or 0, StringTable(), StringTable())
+    flows, total, done = _flows(shared, rows), sum(map(len, rows)), 0
     built = []
     for i, r in enumerate(rows):
         if progress:
             progress(done, total)
         if len(r):
-            built.append(
-                _rank_timeline(shared, i, rows=r, base_ns=base_ns, texts=texts, categories=categories, flows=flows[i])
-            )
+            built.append(layout.of_rank(i, r, owned[i], flows[i]))
         done += len(r)
-    crossing = total - sum(map(len, built))
     said = []
     if left_out:
         more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
         why = "" if chosen == asked else more
         said.append(f"left out, {left_out:,} slices: {', '.join(chosen.words())}{why}")
-    if crossing:
+    if crossing := sum(num for _, num in built):
         said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
     return Timeline(
         name=shared.run.name,
         base_ns=base_ns,
-        ranks=tuple(built),
-        names=texts.listed,
-        categories=categories.listed,
+        ranks=tuple(rank for rank, _ in built),
+        names=layout.texts.listed,
+        categories=layout.categories.listed,
         left_out=tuple(said),
         warnings=(*shared.run.warnings, *shared.clocks.warnings),
     )
@@ -393,42 +380,72 @@ def _shared_start(shared: AlignedRun, index: int, rows: npt.NDArray[np.intp]) ->
     return shared.clocks.shared(index, shared.run.ranks[index].trace["ts_ns"][rows])
 
 
-def _rank_timeline(
-    shared: AlignedRun,
-    index: int,
-    *,
-    rows: npt.NDArray[np.intp],
-    base_ns: int,
-    texts: StringTable,
-    categories: StringTable,
-    flows: dict[int, tuple[int, ...]],
-) -> RankTimeline:
-    rank = shared.run.ranks[index]
-    trace = rank.trace
-    key, names = _track_of_row(rank, rows)
-    start, duration = _shared_start(shared, index, rows) - base_ns, trace["dur_ns"][rows]
-    order = np.lexsort((rows, -duration, start, key))
-    tracks, track, tokens = _laid_out(key[order], names, start[order], (start + duration)[order])
-    kept = np.flatnonzero(track >= 0)
-    position = np.cumsum(track >= 0) - 1
-    order = order[kept]
-    at = {row: i for i, row in enumerate(rows[order].tolist())}
-    values = _collective_values(shared, index)
-    digits = len(str(shared.run.ranks[-1].rank))  # viewers sort by name: rank 10 comes after rank 09
-    return RankTimeline(
-        rank=rank.rank,
-        label=" · ".join([f"rank {rank.rank:0{digits}}", *filter(None, (rank.host, rank.device_name))]),
-        tracks=tuple(tracks),
-        row=rows[order],
-        track=track[kept],
-        start_ns=start[order],
-        dur_ns=duration[order],
-        name=texts.strings(trace, trace["name"][rows[order]]).astype(np.int64),
-        category=categories.strings(trace, trace["cat"][rows[order]]).astype(np.int64),
-        tokens=np.where(tokens >= 0, position[tokens], ~position[~tokens]),
-        flows={at[row]: ids for row, ids in flows.items() if row in at},
-        values={at[row]: known for row, known in values.items() if row in at},
-    )
+class _Layout(NamedTuple):
+    shared: AlignedRun
+    base_ns: int
+    #: of the spans of owners; events are chosen already
+    min_ns: int
+    texts: StringTable
+    categories: StringTable
+
+    def of_rank(
+        self, index: int, rows: npt.NDArray[np.intp], owned: Ownership | None, flows: dict[int, tuple[int, ...]]
+    ) -> tuple[RankTimeline, int]:
+        """Return the timeline of a rank, and how many slices found no lane."""
+        rank, trace = self.shared.run.ranks[index], self.shared.run.ranks[index].trace
+        key, names = _track_of_row(rank, rows)
+        start, duration = _shared_start(self.shared, index, rows) - self.base_ns, trace["dur_ns"][rows]
+        columns: list[Int64s] = [
+            key,
+            start,
+            duration,
+            self.texts.strings(trace, trace["name"][rows]).astype(np.int64),
+            self.categories.strings(trace, trace["cat"][rows]).astype(np.int64),
+            rows,
+        ]
+        for title, spans in self._spans_of_owners(index, owned, int(start.min()), int((start + duration).max())):
+            begins, ends, texts = spans
+            alike = np.ones(len(begins), np.int64)
+            words = np.array([self.texts.place(text) for text in texts], np.int64)
+            more = [len(names) * alike, begins, ends - begins, words, self.categories.place(title) * alike, -alike]
+            columns = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
+            names.append(title)
+        key, start, duration, name, category, row = columns
+        order = np.lexsort((row, -duration, start, key))
+        tracks, track, tokens = _laid_out(key[order], names, start[order], (start + duration)[order])
+        kept = np.flatnonzero(track >= 0)
+        position = np.cumsum(track >= 0) - 1
+        order = order[kept]
+        at = {event: i for i, event in enumerate(row[order].tolist())}
+        values = _collective_values(self.shared, index)
+        digits = len(str(self.shared.run.ranks[-1].rank))  # viewers sort by name: rank 10 comes after rank 09
+        timeline = RankTimeline(
+            rank=rank.rank,
+            label=" · ".join([f"rank {rank.rank:0{digits}}", *filter(None, (rank.host, rank.device_name))]),
+            tracks=tuple(tracks),
+            track=track[kept],
+            start_ns=start[order],
+            dur_ns=duration[order],
+            name=name[order],
+            category=category[order],
+            tokens=np.where(tokens >= 0, position[tokens], ~position[~tokens]),
+            flows={at[event]: ids for event, ids in flows.items() if event in at},
+            values={at[event]: known for event, known in values.items() if event in at},
+        )
+        return timeline, len(track) - len(kept)
+
+    def _spans_of_owners(
+        self, index: int, owned: Ownership | None, first_ns: int, last_ns: int
+    ) -> Iterator[tuple[str, Spans]]:
+        if owned is None:
+            return
+        owner = owned.host.owner
+        for title, ids, texts in ((LINES, owner.stack, _line_of_stack(owned)), (MODULES, owner.module, owned.modules)):
+            begins, ends, words = _owner_spans(self.shared, index, owned, ids, texts)
+            begins, ends = begins - self.base_ns, ends - self.base_ns
+            kept = np.flatnonzero((begins >= first_ns) & (ends <= last_ns) & (ends - begins >= self.min_ns))
+            if len(kept):
+                yield title, (begins[kept], ends[kept], [words[k] for k in kept.tolist()])
 
 
 def _laid_out(key: Int64s, names: Sequence[str], start: Int64s, end: Int64s) -> tuple[list[Track], Int64s, Int64s]:
@@ -438,7 +455,7 @@ def _laid_out(key: Int64s, names: Sequence[str], start: Int64s, end: Int64s) -> 
     cuts = np.searchsorted(key, np.arange(len(names) + 1))
     for k, name in enumerate(names):
         first, last = int(cuts[k]), int(cuts[k + 1])
-        for lane, listed in enumerate(lanes(start[first:last], end[first:last]).tokens):
+        for lane, listed in enumerate(lanes(start[first:last], end[first:last])):
             mine = np.array(listed, np.int64)
             mine = np.where(mine >= 0, mine + first, mine - first)
             track[mine[mine >= 0]] = len(tracks)
@@ -483,36 +500,8 @@ def _collective_values(shared: AlignedRun, index: int) -> dict[int, Values]:
 #     track   source lines     train.py:42 step        the innermost line of the user's
 #     track   modules          layers.3.mlp
 #
-# Spans of the training thread; neighbours with one owner are one slice. Unattributed time is left blank.
-
-LINES, MODULES = "source lines", "modules"
-
-
-def with_owner_tracks(timeline: Timeline, shared: AlignedRun, *, given: Filter | None = None) -> Timeline:
-    """Return the timeline with tracks of lines and modules, over the time that each rank's slices cover.
-
-    A trace with Python frames shows them already.
-    """
-    chosen = given or Filter()
-    if chosen.gpu_only or not shared.run.owners:
-        return timeline
-    ownership = ownership_of(shared.run)
-    names, categories = list(timeline.names), list(timeline.categories)
-    index = {one.rank.rank: (i, one) for i, one in enumerate(ownership) if one is not None}
-    ranks = []
-    for rank in timeline.ranks:
-        if rank.rank in index and len(rank):
-            i, owned = index[rank.rank]
-            owner = owned.host.owner
-            of_track = {LINES: (owner.stack, _line_of_stack(owned)), MODULES: (owner.module, list(owned.modules))}
-            for track, (ids, texts) in of_track.items():
-                spans = _spans(shared, i, owned, ids, texts)
-                rank = _with_track(rank, track, spans, timeline, chosen, names, categories)
-        ranks.append(rank)
-    return replace(timeline, ranks=tuple(ranks), names=tuple(names), categories=tuple(categories))
-
-
-Spans = tuple[Int64s, Int64s, list[str]]
+# Spans of the training thread within the time of the rank's slices; neighbours with one owner are one slice.
+# Unattributed time is left blank. A trace with Python frames shows lines already.
 
 
 def _line_of_stack(owned: Ownership) -> list[str]:
@@ -520,7 +509,9 @@ def _line_of_stack(owned: Ownership) -> list[str]:
     return [names[frame] if frame >= 0 else "" for frame in owned.stacks.innermost_user[:-1].tolist()]
 
 
-def _spans(shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]) -> Spans:
+def _owner_spans(
+    shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]
+) -> Spans:
     host = owned.host
     took = {int(t): int((host.end_ns - host.start_ns)[host.thread == t].sum()) for t in np.unique(host.thread)}
     mine = np.flatnonzero(host.thread == max(took, key=lambda t: took[t])) if took else np.empty(0, np.intp)
@@ -532,36 +523,3 @@ def _spans(shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np
     begins[1:] = (text[1:] != text[:-1]) | (start[1:] > end[:-1])
     at = np.flatnonzero(begins)
     return start[at], end[np.append(at[1:], len(start)) - 1] if len(at) else end, text[at].tolist()
-
-
-def _with_track(
-    rank: RankTimeline,
-    track: str,
-    spans: Spans,
-    timeline: Timeline,
-    chosen: Filter,
-    names: list[str],
-    categories: list[str],
-) -> RankTimeline:
-    start, end, texts = spans
-    start, end = start - timeline.base_ns, end - timeline.base_ns
-    first, last = int(rank.start_ns.min()), int((rank.start_ns + rank.dur_ns).max())
-    kept = np.flatnonzero((start >= first) & (end <= last) & (end - start >= (chosen.min_ns or 0)))
-    if not len(kept):
-        return rank
-    known = {text: len(names) + i for i, text in enumerate(dict.fromkeys(texts[k] for k in kept.tolist()))}
-    names += known
-    if track not in categories:
-        categories.append(track)
-    at = len(rank) + np.arange(len(kept))
-    return replace(
-        rank,
-        tracks=(*rank.tracks, Track(track, 0)),
-        row=np.append(rank.row, np.full(len(kept), -1, rank.row.dtype)),
-        track=np.append(rank.track, np.full(len(kept), len(rank.tracks), np.int64)),
-        start_ns=np.append(rank.start_ns, start[kept]),
-        dur_ns=np.append(rank.dur_ns, (end - start)[kept]),
-        name=np.append(rank.name, [known[texts[k]] for k in kept.tolist()]),
-        category=np.append(rank.category, np.full(len(kept), categories.index(track), np.int64)),
-        tokens=np.append(rank.tokens, np.stack((at, ~at), axis=1).reshape(-1)),
-    )

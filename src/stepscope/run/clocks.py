@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, OPS
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.rank import Group, Rank, with_collective_ends
+from stepscope.run.collectives import Group
+from stepscope.run.rank import Rank, with_collective_ends
 from stepscope.stats.robust import (
     MAD_TO_SIGMA,
     distinct,
@@ -35,6 +36,7 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 #     member 0   A B C D        A B C D      the longest sequence is the reference
 #     member 1     B C     ->     B C        placed where it fits in exactly one way
 #     member 2   A B X D                     fits nowhere: left out
+#     member 3     B C D E  ->     B C D E   E is its own, where the reference ends earlier
 #                               a column is what at least two members share
 #
 # All sequences are flat arrays in which an entry is one call, so that a thousand ranks take no loop over calls.
@@ -43,6 +45,8 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 Columns = tuple[Int64s, Int64s, Int64s]
 NO_STEP = -1
 _UNPLACED = -1
+# calls by which a recording may begin or end later than another
+_MAX_SHIFT = 100
 
 
 def shared_columns(key: Int64s, step: Int64s, member: Int64s, signature: Int64s) -> Columns:
@@ -62,7 +66,7 @@ def shared_columns(key: Int64s, step: Int64s, member: Int64s, signature: Int64s)
         order, step = order[again], step[again]
     block = _starts(key[order], step)
     sequence = block | _starts(member[order])
-    place = _places(block, sequence, signature[order])
+    place = _places(key[order], block, sequence, signature[order])
     return _columns(order, step, np.cumsum(block), place)
 
 
@@ -81,7 +85,7 @@ def _common_steps(key: Int64s, step: Int64s, member: Int64s) -> npt.NDArray[np.b
     return (np.bincount(of_key, another) > 0)[of_key] if len(key) else another
 
 
-def _places(block: npt.NDArray[np.bool_], sequence: npt.NDArray[np.bool_], signature: Int64s) -> Int64s:
+def _places(key: Int64s, block: npt.NDArray[np.bool_], sequence: npt.NDArray[np.bool_], signature: Int64s) -> Int64s:
     begin = np.flatnonzero(sequence)
     length = np.diff(np.append(begin, len(sequence)))
     of_sequence = np.cumsum(sequence) - 1
@@ -94,21 +98,47 @@ def _places(block: npt.NDArray[np.bool_], sequence: npt.NDArray[np.bool_], signa
     bounds = np.append(first, len(sequence))
     for b in uneven.tolist():
         mine = slice(int(bounds[b]), int(bounds[b + 1]))
-        place[mine] = _placed(signature[mine], np.append(np.flatnonzero(sequence[mine]), mine.stop - mine.start))
+        cuts = np.append(np.flatnonzero(sequence[mine]), mine.stop - mine.start)
+        at_start = b == 0 or key[mine.start - 1] != key[mine.start]
+        at_end = mine.stop == len(key) or key[mine.stop] != key[mine.start]
+        place[mine] = _placed(signature[mine], cuts, at_start=bool(at_start), at_end=bool(at_end))
     return place
 
 
-def _placed(signature: Int64s, cuts: Int64s) -> Int64s:
+def _placed(signature: Int64s, cuts: Int64s, *, at_start: bool, at_end: bool) -> Int64s:
     longest = int(np.argmax(np.diff(cuts)))
     reference = signature[cuts[longest] : cuts[longest + 1]]
     place = np.full(len(signature), _UNPLACED, np.int64)
     for begin, end in pairwise(cuts.tolist()):
-        sequence, length = signature[begin:end], end - begin
-        starts = np.flatnonzero(reference[: len(reference) - length + 1] == sequence[0]).tolist()
-        fits = [at for at in starts if np.array_equal(reference[at : at + length], sequence)]
-        if len(fits) == 1:
-            place[begin:end] = fits[0] + np.arange(length)
+        shift = _shift(reference, signature[begin:end], at_start=at_start, at_end=at_end)
+        if shift is not None:
+            at = shift + np.arange(end - begin)
+            place[begin:end] = np.where((at >= 0) & (at < len(reference)), at, _UNPLACED)
     return place
+
+
+def _shift(reference: Int64s, sequence: Int64s, *, at_start: bool, at_end: bool) -> int | None:
+    """Return where in the reference a sequence begins, None where that is not certain.
+
+    In the first step of a recording calls at its start may be missing, in the last step calls at its end.
+    """
+    length, longer = len(sequence), len(reference) - len(sequence)
+    starts = np.flatnonzero(reference[: longer + 1] == sequence[0]).tolist()
+    fits = [at for at in starts if np.array_equal(reference[at : at + length], sequence)]
+    if at_start != at_end and fits:
+        return int(fits[-1] if at_start else fits[0])
+    if not fits:  # each has calls that the other lacks: what both have is most of it
+        most = min(length // 2, _MAX_SHIFT)
+        shifts = [*range(-most, 0), *range(longer + 1, longer + most + 1)]
+        fits = [at for at in shifts if _agrees(reference, sequence, at)]
+        least = min((max(-at, at - longer) for at in fits), default=0)
+        fits = [at for at in fits if max(-at, at - longer) == least]
+    return int(fits[0]) if len(fits) == 1 else None
+
+
+def _agrees(reference: Int64s, sequence: Int64s, at: int) -> bool:
+    first, last = max(at, 0), min(at + len(sequence), len(reference))
+    return np.array_equal(reference[first:last], sequence[first - at : last - at])
 
 
 def _columns(order: Int64s, step: Int64s, block: Int64s, place: Int64s) -> Columns:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError
@@ -20,8 +20,6 @@ from stepscope.records import dataclass
 from stepscope.run.sources import Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.nccl import BARE_LINE, LINE, inspected, is_inspector, nccl_log, nccl_logs
-from stepscope.trace.ncu import KernelMetrics, is_ncu_csv, read_ncu_csv
 from stepscope.trace.nsight_tools import (
     MAGIC,
     NCU_REPORT,
@@ -35,6 +33,11 @@ from stepscope.trace.nsight_tools import (
 from stepscope.trace.read import Budget, read
 from stepscope.trace.table import Trace
 from stepscope.units import printable, readable_bytes
+
+if TYPE_CHECKING:
+    from stepscope.trace.ncu import KernelMetrics
+
+# Readers of other tools' files are imported where there is such a file.
 
 # Definition of a format: detection, name in a run folder, summary of a file.
 
@@ -230,10 +233,12 @@ _KINETO = Format(
 
 
 def _look_log(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.nccl import nccl_log, nccl_logs, shows_anything
+
     logs = nccl_logs(_lines(path, told))
     ranks = tuple(log.rank for log in logs)
     logs = logs or (nccl_log(_lines(path, told), rank=0),)
-    if not ranks and not logs[0].shows_anything:
+    if not ranks and not shows_anything(logs[0]):
         raise InputError(f"{path}: a log of NCCL without a rank, topology or collective; log with NCCL_DEBUG=INFO")
     version = next((log.version for log in logs if log.version), None)
     transports = sorted({name for log in logs for name in log.transports})
@@ -243,6 +248,8 @@ def _look_log(path: Path, told: BytesRead) -> Contents:
 
 
 def _look_inspector(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.nccl import inspected
+
     found, damaged = inspected(_lines(path, told))
     if not found:
         raise InputError(f"{path}: none of its {damaged:,} lines is a measurement of NCCL inspector")
@@ -292,8 +299,17 @@ def _is_packed(path: Path) -> bool:
 
 
 def _is_nccl_log(head: FileHead) -> bool:
-    text = head.start.decode(errors="replace") if b"NCCL " in head.start else ""
+    if b"NCCL " not in head.start:
+        return False
+    from stepscope.trace.nccl import BARE_LINE, LINE
+
+    text = head.start.decode(errors="replace")
     return LINE.search(text) is not None or BARE_LINE.search(text) is not None
+
+
+def _is_inspector(head: FileHead) -> bool:
+    first, start = head.start.lstrip()[:1], head.start
+    return first == b"{" and (b'"coll_perf"' in start or b'"p2p_perf"' in start) and b'"header"' in start
 
 
 NCCL_LOG = Format(
@@ -309,7 +325,7 @@ _NCCL_INSPECTOR = Format(
     id="nccl-inspector",
     title="NCCL inspector output",
     ending="nccl_inspector.jsonl",
-    is_it=lambda head: is_inspector(head.start),
+    is_it=_is_inspector,
     look=_look_inspector,
     store=_nccl_store,
     needs_rank=False,
@@ -329,7 +345,17 @@ def _look_nsys(path: Path, told: BytesRead) -> Contents:
     return Contents(f"{found.num_kernels:,} kernels{several}", ranks, whole_job=processes > 1)
 
 
+def _is_ncu_csv(head: FileHead) -> bool:
+    if b"Kernel Name" not in head.start:
+        return False
+    from stepscope.trace.ncu import is_ncu_csv
+
+    return is_ncu_csv(head.start)
+
+
 def _look_ncu(path: Path, _told: BytesRead) -> Contents:
+    from stepscope.trace.ncu import read_ncu_csv
+
     launches = read_ncu_csv(path).launches
     if not launches:
         raise InputError(f"{path}: holds no launch; was --kernel-name or --launch-skip too narrow?")
@@ -366,7 +392,7 @@ _NSIGHT_COMPUTE = Format(
     id="ncu",
     title="Nsight Compute metrics",
     ending="ncu.csv",
-    is_it=lambda head: is_ncu_csv(head.start),
+    is_it=_is_ncu_csv,
     look=_look_ncu,
     needs_rank=False,
 )
@@ -436,7 +462,7 @@ class MeasuredLaunches:
     file: str
     #: their rank; None where the file has none: then any rank's
     rank: int | None
-    launches: tuple[KernelMetrics, ...]
+    launches: "tuple[KernelMetrics, ...]"
 
 
 def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
@@ -451,6 +477,8 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
     reports = [one for one in beside(folder, _NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
     for one in (*tables, *reports):
         try:
+            from stepscope.trace.ncu import read_ncu_csv
+
             read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
         except StepscopeError as error:
             lines.append(f"not read: {error}")

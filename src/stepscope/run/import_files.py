@@ -16,8 +16,8 @@ from pathlib import Path
 from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in, rank_file
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.records import dataclass
+from stepscope.run.collectives import believable_world
 from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, no_progress
-from stepscope.run.rank import believable_world
 from stepscope.run.sources import rank_in_name
 from stepscope.side_file import open_side_file, why_no_file
 from stepscope.units import printable

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
+from stepscope.run.core_time import on_core_time
 from stepscope.run.formats import MeasuredLaunches, measured_launches
 from stepscope.run.load import run_description
 from stepscope.run.side_files import (
@@ -14,7 +15,6 @@ from stepscope.run.side_files import (
     Telemetry,
     readable_step_logs,
     side_files,
-    with_core_waits,
 )
 from stepscope.run.sources import is_unreadable_report
 
@@ -34,6 +34,8 @@ class LightRun(ArrayRecord):
     telemetry: tuple[Telemetry, ...] = ()
     #: by rank
     collective_times: dict[int, CollectiveTimes] = field(default_factory=dict)
+    #: share of the time in which training threads had no core, which is in no time of this run
+    lost: float = 0.0
 
 
 def load_light(folder: str | Path) -> LightRun:
@@ -48,8 +50,8 @@ def load_light(folder: str | Path) -> LightRun:
     description, damaged = run_description(path)
     measured, faults = measured_launches(path)
     beside = side_files(path)
-    logs = with_core_waits(logs, beside.samples)
+    _, logs, description, lost = on_core_time((), logs, description)
     lines = (*warnings, *damaged, *faults)
     return LightRun(
-        path.absolute().name, path, logs, description, measured, lines, beside.telemetry, beside.collective_times
+        path.absolute().name, path, logs, description, measured, lines, beside.telemetry, beside.collective_times, lost
     )

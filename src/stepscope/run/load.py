@@ -17,20 +17,11 @@ from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.clocks import with_agreed_ends
+from stepscope.run.collectives import FLIGHT_RECORDER, believable_world
+from stepscope.run.core_time import on_core_time
+from stepscope.run.device_work import DeviceWork, device_work
 from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
-from stepscope.run.rank import (
-    FLIGHT_RECORDER,
-    DeviceWork,
-    Rank,
-    Steps,
-    believable_world,
-    cut_off,
-    device_work,
-    quality_warnings,
-    rank_of_trace,
-    rank_ranges,
-    unnamed_steps,
-)
+from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace, rank_ranges
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
@@ -46,9 +37,9 @@ from stepscope.run.side_files import (
     side_files,
     unprofiled_step,
     window_number,
-    with_core_waits,
 )
 from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.steps import Steps, unnamed_steps
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.stats.robust import FAR_LONGER, OFTEN, median
 from stepscope.trace.cache import WriteLater
@@ -741,6 +732,8 @@ class Run(ArrayRecord):
     everyone: "Run | None" = None
     #: which of the ranks `ranks` are, with a note on the others; empty where they are all
     sampling: str = ""
+    #: share of the time in which training threads had no core, which is in no time of this run; 0 where that is little
+    lost: float = 0.0
     #: how a file of the run is named: by its path, or by the address it was copied from
     shown_path: Callable[[str], str] = str
 
@@ -821,13 +814,18 @@ def load_sources(
     if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
         about = folder.resolve().parent
     description, damaged = run_description(about)
-    logs, lost = readable_step_logs(about) if about else ((), [])
+    device = description.get("device")
+    if isinstance(device, dict) and device.get("kind") == "cpu":
+        ranks = [replace(rank, without_device=True) for rank in ranks]
+    logs, unreadable_logs = readable_step_logs(about) if about else ((), [])
     read_here = {source.path.name for source in files if source.path.parent == about}
     beside = side_files(about, but=read_here) if about else SideFiles()
-    logs = with_core_waits(logs, beside.samples)
+    lost = 0.0
+    if not everyone:
+        ranks, logs, description, lost = on_core_time(ranks, logs, description)
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
-    lines += [*damaged, *lost, *since]
+    lines += [*damaged, *unreadable_logs, *since]
     # Outlined ranks cannot be given other steps.
     if not everyone and any(PASSES_NS in log.numbers for log in logs):
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
@@ -847,6 +845,7 @@ def load_sources(
         window=window,
         jobs=jobs,
         sampling=sampling,
+        lost=lost,
     )
     if everyone:
         run = replace(run, everyone=replace(run, ranks=tuple(everyone), sampling=""))

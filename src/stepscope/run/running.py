@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.live import RankStatus, read_status
-from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
+from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object_in, rank_of
+from stepscope.contract.step_log import GrowingLog, steps_of
 from stepscope.records import dataclass
-from stepscope.run.side_files import is_count, number
+from stepscope.run.side_files import number
 from stepscope.side_file import appended
 
 KEPT_STEPS = 200
 _FIRST_STEPS = 120
 _FIRST_READ_BYTES = 256 << 10
-_MAX_READ_BYTES = 4 << 20
+_NEEDED = ("step", "start_ns", "end_ns", "dur_ns")
 
 Line = dict[str, Any]
 
@@ -62,7 +63,7 @@ class RunningJob:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tails: dict[int, _Tail] = {}
+        self._logs: dict[int, tuple[GrowingLog, deque[Line]]] = {}
         self._first: tuple[Line, ...] = ()
 
     def look(self) -> Running:
@@ -70,12 +71,13 @@ class RunningJob:
         paths = {rank: path for rank, path in sorted(found.items(), key=lambda p: p[0] or 0) if rank is not None}
         kept = KEPT_STEPS if len(paths) <= 64 else 64
         for rank, path in paths.items():
-            self._tails.setdefault(rank, _Tail(path, kept)).read()
+            log, lines = self._logs.setdefault(rank, (_log(path), deque(maxlen=kept)))
+            lines.extend(log.read())
         if paths and len(self._first) < _FIRST_STEPS:
             with contextlib.suppress(OSError):
                 data, _ = appended(paths[min(paths)], 0, max_bytes=_FIRST_READ_BYTES)
-                self._first = tuple(_steps(data.split(b"\n")[:-1])[:_FIRST_STEPS])
-        ranks = tuple(self._rank(rank) for rank in self._tails)
+                self._first = tuple(steps_of(data.split(b"\n")[:-1], needs=_NEEDED)[:_FIRST_STEPS])
+        ranks = tuple(self._rank(rank) for rank in self._logs)
         facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
         return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
 
@@ -84,27 +86,15 @@ class RunningJob:
         ended = facts.get("ended")
         return RunningRank(
             rank=rank,
-            lines=tuple(self._tails[rank].lines),
+            lines=tuple(self._logs[rank][1]),
             ended=ended if ended in ("closed", "killed") else None,
             status=read_status(self.folder, rank),
             flops=_flops(facts.get("flops")),
         )
 
 
-class _Tail:
-    def __init__(self, path: Path, kept: int) -> None:
-        self.lines: deque[Line] = deque(maxlen=kept)
-        self._path = path
-        self._offset: int | None = None
-        self._rest = b""
-
-    def read(self) -> None:
-        limit = _FIRST_READ_BYTES if self._offset is None else _MAX_READ_BYTES
-        with contextlib.suppress(OSError):
-            data, self._offset = appended(self._path, self._offset, max_bytes=limit)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self.lines.extend(_steps(lines))
-            self._rest = self._rest[:_MAX_READ_BYTES]
+def _log(path: Path) -> GrowingLog:
+    return GrowingLog(path, near_end_bytes=_FIRST_READ_BYTES, needs=_NEEDED)
 
 
 def _flops(counted: object) -> float | None:
@@ -112,12 +102,3 @@ def _flops(counted: object) -> float | None:
         return None
     total, forward = number(counted.get("total")), number(counted.get("forward"))
     return min(total, 3.0 * forward) if total is not None and forward else total
-
-
-def _steps(lines: list[bytes]) -> list[Line]:
-    found = (json_object(line) for line in lines if line)
-    return [
-        line
-        for line in found
-        if line is not None and all(is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
-    ]

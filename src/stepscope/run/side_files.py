@@ -1,11 +1,11 @@
 """Side files of a run folder: device telemetry, live collectives, memory through a step, NCCL's log.
 
     rank00000.telemetry.jsonl    the device, its state every second, readings of energy counters  -> `Telemetry`
-    rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
+    rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `Row`
     rank00000.samples.jsonl      stacks of all Python threads at moments spread over the run       -> `ThreadSamples`
-    rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `MemoryEdge`
-    rank00000.nccl.log           NCCL's own log; of all ranks at once: `job.nccl.log`               -> `NcclLog`
-    *.nccl_inspector.jsonl       what NCCL inspector measured                                      -> `LiveCollective`
+    rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `Row`
+    rank00000.nccl.log           NCCL's own log; of all ranks at once: `job.nccl.log`               -> `Row`
+    *.nccl_inspector.jsonl       what NCCL inspector measured                                      -> `Row`
     window1/                     the second profiled window, and so on                             -> its name
 
 Files grow while the job runs and may be cut: lines that are no JSON objects are left out and counted.
@@ -16,7 +16,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from sys import intern
 from typing import Any, TypeVar
@@ -31,22 +31,20 @@ from stepscope.contract.run_folder import (
     MAX_SOURCE_FILE_BYTES,
     OTHER,
     OWNERS_SCHEMA,
-    POWER_MODEL,
     SOURCE_FOLDER,
     TELEMETRY,
     TRAINING,
     json_object,
-    json_object_in,
     owners_file,
     rank_of,
 )
 from stepscope.contract.step_line import EVALUATION, WARMUP
+from stepscope.contract.step_log import is_count
 from stepscope.errors import InputError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.formats import beside, others_in
 from stepscope.side_file import MAX_BYTES, is_number, parsed_json, read_side_file, side_file_lines
 from stepscope.stats.robust import median, recurring_long, slow_start
-from stepscope.trace.nccl import NcclLog
 from stepscope.trace.table import Int64s
 from stepscope.units import ms, ns_of_ms, readable_bytes
 
@@ -221,8 +219,6 @@ class ThreadSamples(ArrayRecord):
     #: whether the training thread ran, outside of Python
     on: npt.NDArray[np.bool_]
     stack: Int64s
-    #: how long it was ready to run and had no core so far; NaN where the kernel does not count
-    delay_ns: npt.NDArray[np.float64]
     #: how often it lost its core
     preempted: int | None
     #: thread, stack and CPU time so far of each other thread
@@ -254,7 +250,7 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
     rows = said["samples"][:_MAX_SAMPLES]
     numbers = np.array([[int(x) for x in row[:5]] for row in rows], np.int64).reshape(-1, 5)
     at, waited, on, stack, _ = numbers.T
-    others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[6][:_MAX_SAMPLED_THREADS]) for row in rows)
+    others = tuple(tuple((int(t), int(s), 1000 * int(c)) for t, s, c in row[-1][:_MAX_SAMPLED_THREADS]) for row in rows)
     _require(bool(((stack >= 0) & (stack < len(stacks))).all()), "samples")
     _require(all(0 <= t < len(threads) and 0 <= s < len(stacks) for row in others for t, s, _ in row), "samples")
     return ThreadSamples(
@@ -266,7 +262,6 @@ def _samples(said: dict[str, Any], rank: int) -> ThreadSamples:
         gil_wait_ns=waited * 1000,
         on=on != 0,
         stack=stack,
-        delay_ns=np.array([np.nan if (d := number(row[5])) is None else 1000 * d for row in rows], float),
         preempted=_whole(said.get("preempted")),
         others=others,
     )
@@ -287,24 +282,6 @@ _MAX_RECENT = 10_000
 
 
 @dataclass(frozen=True)
-class LiveCollective:
-    """One operation of one group on one rank, over the whole job; bandwidths include the wait for later ranks."""
-
-    rank: int
-    op: str
-    group: str
-    #: what the job calls the group (`default_pg`, `mesh_tp`), its name where it calls it nothing
-    group_desc: str
-    group_size: int | None
-    count: int
-    size_bytes: int | None
-    time_ns: int | None
-    algbw_gb_per_s: float | None
-    busbw_gb_per_s: float | None
-    best_busbw_gb_per_s: float | None
-
-
-@dataclass(frozen=True)
 class CollectiveTimes:
     """The newest collectives of one rank in its largest group, the wait for later ranks included."""
 
@@ -315,32 +292,19 @@ class CollectiveTimes:
     ns_by_number: dict[int, int]
 
 
-@dataclass(frozen=True)
-class MemoryEdge:
-    """Memory of one rank at the edge of a region, in a step that was measured in detail."""
-
-    rank: int
-    step: int | None
-    label: str
-    #: allocated, reserved, parameters, gradients, ...; names without `_bytes`
-    bytes_by: dict[str, int]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class SideFiles(ArrayRecord):
     """All files next to the traces, by rank."""
 
     telemetry: tuple[Telemetry, ...] = ()
     samples: tuple[ThreadSamples, ...] = ()
-    collectives: tuple[LiveCollective, ...] = ()
+    collectives: tuple[Row, ...] = ()
     #: by rank
     collective_times: dict[int, CollectiveTimes] = field(default_factory=dict)
-    memory: tuple[MemoryEdge, ...] = ()
+    memory: tuple[Row, ...] = ()
     #: by rank: the peak by category, or the reason why it is unknown
     memory_peaks: dict[int, dict[str, Any]] = field(default_factory=dict)
-    nccl: tuple[NcclLog, ...] = ()
-    #: as `stepscope calibrate --power` wrote it, empty where there is none
-    power_model: dict[str, Any] = field(default_factory=dict)
+    nccl: tuple[Row, ...] = ()
     #: folders of the second and later profiled windows
     windows: tuple[Path, ...] = ()
     lost_lines: int = 0
@@ -368,11 +332,11 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
     unread: list[str] = []
     telemetry: list[Telemetry] = []
     samples: list[ThreadSamples] = []
-    collectives: list[LiveCollective] = []
+    collectives: list[Row] = []
     times: dict[int, CollectiveTimes] = {}
-    edges: list[MemoryEdge] = []
+    edges: list[Row] = []
     peaks: dict[int, dict[str, Any]] = {}
-    logs: list[NcclLog] = []
+    logs: list[Row] = []
     lost = 0
     for rank, what, path in there:
         if what == _NCCL:
@@ -392,13 +356,11 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
             called = found[0][0].get("groups", {}) if found[0] else {}
             if found[0] and (recent := found[0][0].get("recent")) is not None:
                 times[rank] = recent
-            live = [
-                LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in found[0] if "op" in x
-            ]
+            live = [Row(rank=rank, group_desc=called.get(x["group"], x["group"]), **x) for x in found[0] if "op" in x]
             collectives += live[: _MAX_LIVE_OF_ALL - len(collectives)]
         else:
             found = _kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
-            known = [MemoryEdge(rank, **line["edge"]) for line in found[0] if "edge" in line]
+            known = [Row(rank=rank, **line["edge"]) for line in found[0] if "edge" in line]
             edges += known[: 200_000 - len(edges)]
             peaks |= dict([(rank, line["peak"]) for line in found[0] if "peak" in line][-1:])
         lost += found[1]
@@ -416,16 +378,13 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
         memory=tuple(edges),
         memory_peaks=peaks,
         nccl=tuple(logs),
-        power_model=json_object_in(folder / POWER_MODEL),
         windows=tuple(sorted(p for p in folder.glob("window*") if is_later_window(p) and p.is_dir())),
         lost_lines=lost,
         unread=tuple(unread),
     )
 
 
-def _logs_of_all(
-    folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]
-) -> list[NcclLog]:
+def _logs_of_all(folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]) -> list[Row]:
     from stepscope.run.formats import NCCL_LOG
     from stepscope.trace.nccl import nccl_logs
 
@@ -440,22 +399,15 @@ def _logs_of_all(
     return found
 
 
-def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[LiveCollective], int]:
-    found: list[LiveCollective] = []
+def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Row], int]:
+    found: list[Row] = []
     lost = 0
     for path in sorted(folder.glob(f"*.{'nccl_inspector.jsonl'}"))[:_MAX_JOB_FILES]:
         from stepscope.trace.nccl import inspected  # only where there is one
 
         rows, damaged = inspected(_text_lines(path, max_bytes=max_bytes, say=unread.append))
         lost += damaged
-        found += [
-            LiveCollective(
-                **{f.name: getattr(one, f.name) for f in fields(LiveCollective) if hasattr(one, f.name)},
-                group_desc=one.group,
-                group_size=one.num_ranks,
-            )
-            for one in rows
-        ]
+        found += rows
     return found, lost
 
 
@@ -595,11 +547,6 @@ class StepColumns:
         )
 
 
-def is_count(value: object) -> bool:
-    """Return whether a value is a whole number that a time or a count can have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
-
-
 def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         if depth < 16:
@@ -682,43 +629,6 @@ _LOSSES = (
     ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
     ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
 )
-
-
-def with_core_waits(logs: tuple[StepLog, ...], samples: Iterable[ThreadSamples]) -> tuple[StepLog, ...]:
-    """Return logs with `cpu.delay_ns`: how long the training thread was ready to run and had no core in each step.
-
-    The samples have it as a sum so far, the log has how long the thread ran: the wait between two samples is spread
-    over the steps in proportion to the time in which it did not run. NaN in steps without samples around them.
-    """
-    by_rank = {one.rank: one for one in samples}
-    found = [_core_waits(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
-    return tuple(
-        log if waits is None else replace(log, numbers={**log.numbers, "cpu.delay_ns": waits})
-        for log, waits in zip(logs, found, strict=True)
-    )
-
-
-def _core_waits(log: StepLog, samples: ThreadSamples) -> npt.NDArray[np.float64] | None:
-    known = np.isfinite(samples.delay_ns)
-    at, waited = samples.time_ns[known], samples.delay_ns[known]
-    ran = log.column("cpu.run_ns")
-    if len(at) < 2 or not len(log) or not np.isfinite(ran).any() or (np.diff(log.start_ns) < 0).any():
-        return None
-    off = np.maximum(log.dur_ns - np.where(np.isfinite(ran), ran, log.dur_ns), 0.0)
-    edges = np.stack([log.start_ns, np.maximum(log.end_ns, log.start_ns)], axis=1).ravel()
-    edges = np.maximum.accumulate(edges)
-    sums = np.concatenate([[0.0], np.repeat(np.cumsum(off), 2)])[:-1]  # at the start and at the end of each step
-    between = np.diff(np.interp(at, edges, sums))
-    share = np.clip(np.diff(waited) / np.maximum(between, 1.0), 0.0, 1.0)
-    points = np.sort(np.concatenate([edges, at]))
-    inside = np.searchsorted(at, points[:-1], side="right") - 1
-    lost = np.diff(np.interp(points, edges, sums)) * np.where(
-        (inside >= 0) & (inside < len(share)), share[np.clip(inside, 0, len(share) - 1)], 0.0
-    )
-    total = np.concatenate([[0.0], np.cumsum(lost)])
-    found = np.interp(log.end_ns, points, total) - np.interp(log.start_ns, points, total)
-    found[(log.end_ns <= at[0]) | (log.start_ns >= at[-1]) | ~np.isfinite(ran)] = np.nan
-    return np.asarray(found)
 
 
 def log_since(log: StepLog, step: int) -> StepLog:
@@ -955,7 +865,8 @@ def _frame(entry: Any, files: tuple[str, ...]) -> Frame:
     file, line, function, is_user, line_to = (*entry, entry[1])[:5]
     indices = ((file, len(files)), (line, _MAX_LINE), (line_to, _MAX_LINE))
     _require(isinstance(function, str) and all(_is_index(i, size) for i, size in indices), "frames")
-    return Frame(files[file], line, function[:_MAX_TEXT], bool(is_user), line_to)
+    own = bool(is_user) and "torchinductor_" not in files[file]  # torch.compile writes its code outside every library
+    return Frame(files[file], line, function[:_MAX_TEXT], own, line_to)
 
 
 def _stack(entry: Any, num_frames: int) -> tuple[int, ...]:

@@ -87,19 +87,23 @@ def runs_in(given: str) -> list[Path]:
     """
     folder = Path(given)
     try:
-        own = folder.is_dir() and (
-            _in_folder(folder) or (folder / RESULTS_JSON).is_file() or any(folder.glob(_STEP_LOGS))
-        )
-        if own or not folder.is_dir():
+        if not folder.is_dir() or _is_of_set(folder):
             return [folder]
         below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
-        return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file() or any(p.glob(_STEP_LOGS))] or [
-            folder
-        ]
+        return list(filter(_is_of_set, below)) or [folder]
     except (OSError, ValueError) as error:
         # An unreadable run would be missing from its set without a warning.
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot list runs in {_shown([given])}: {printable(reason)}; check the path") from error
+
+
+def _is_of_set(folder: Path) -> bool:
+    return is_run(folder) or (folder / RESULTS_JSON).is_file()
+
+
+def is_run(path: Path) -> bool:
+    """Return whether this is a file, or a folder with traces or step logs."""
+    return not path.is_dir() or bool(_in_folder(path)) or any(path.glob(_STEP_LOGS))
 
 
 def folder_of_runs(given: str) -> list[Path]:

@@ -1,13 +1,13 @@
 """Robust statistics: medians, spreads and slopes that one outlier cannot move."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from math import erfc, exp, inf, isinf, lgamma, log, log1p, nan, pi, sqrt
-from typing import TYPE_CHECKING, Any, TypeVar
+from math import erfc, inf, nan, sqrt
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.contract.student import normal, t_quantile, t_two_sided
 from stepscope.records import ArrayRecord, dataclass
 
 _Kind = TypeVar("_Kind", bound=np.generic)
@@ -131,27 +131,6 @@ def centre(values: npt.ArrayLike) -> Centre:
     reach = sqrt(n * (n + 1) * (2 * n + 1) / 24)
     ends = np.interp([len(means) / 2 - 0.5 - reach, len(means) / 2 - 0.5 + reach], np.arange(len(means)), means)
     return Centre(median(means), float(ends[1] - ends[0]) / 2 * sqrt(n / len(x)))
-
-
-def medians_without_each(rows: Floats) -> Floats:
-    """Return, for each row, the median of all other rows in each column: by one sort, not one for each row.
-
-    >>> medians_without_each(np.array([[1.0], [2.0], [9.0]])).tolist()
-    [[5.5], [5.0], [1.5]]
-    """
-    n = len(rows) - 1
-    if n < 1:
-        return np.full(rows.shape, np.nan)
-    order = np.argsort(rows, axis=0, kind="stable")
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(len(rows))[:, None], axis=0)
-    ordered = np.take_along_axis(rows, order, axis=0)
-    low, high = (n - 1) // 2, n // 2
-
-    def without(k: int) -> Floats:
-        return np.where(place <= k, ordered[k + 1], ordered[k])
-
-    return (without(low) + without(high)) / 2
 
 
 def num_stretches(mask: npt.NDArray[np.bool_]) -> int:
@@ -403,88 +382,13 @@ def distinct_rows(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
 #     standard error  the largest of the draws' spread, the spread of the steps over the root of how many
 #                     *independent* steps they are worth, and that of the means of ten long stretches
 #     several runs    runs are drawn first, then blocks in them; never surer than the spread between runs allows
-#     paired runs     of runs made in turn those of the same number are subtracted first: what they share cancels
 #
 # The interval has the shape of the draws and the width of Student's t.
-
-if TYPE_CHECKING:
-    from statistics import NormalDist
-
-# Student's t distribution: how far may the mean of few samples lie from the truth by chance?
-
-_MAX_TERMS = 300
-# degrees of freedom from which on t is the normal distribution to five digits
-_LIKE_NORMAL = 1e5
-
-
-@cache
-def _normal() -> "NormalDist":
-    from statistics import NormalDist  # with ten modules of its own, for what few reports ask
-
-    return NormalDist()
-
-
-def t_two_sided(t: float, df: float) -> float:
-    """Return how likely chance alone gives at least this t, in either direction.
-
-    >>> round(t_two_sided(2.776, 4), 4)
-    0.05
-    """
-    if isinf(t):
-        return 0.0
-    if df > _LIKE_NORMAL:
-        return 2 * _normal().cdf(-abs(t))
-    x = df / (df + t * t)
-    a = df / 2
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    front = exp(lgamma(a + 0.5) - lgamma(a) - lgamma(0.5) + a * log(x) + 0.5 * log1p(-x))
-    if x < (a + 1) / (a + 0.5 + 2):
-        return front * _fraction(x, a, 0.5) / a
-    return 1 - front * _fraction(1 - x, 0.5, a) / 0.5
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(confidence: float, df: float) -> float:
-    """Return the two-sided t quantile.
-
-    >>> round(t_quantile(0.95, 4), 3), round(t_quantile(0.95, 1e9), 3)
-    (2.776, 1.96)
-    """
-    t = _normal().inv_cdf(0.5 + confidence / 2)
-    if df > _LIKE_NORMAL:
-        return t
-    scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)
-    for _ in range(
-        _MAX_TERMS
-    ):  # Newton from below: what lies beyond t falls ever more slowly, so that it never overshoots
-        step = (t_two_sided(t, df) - (1 - confidence)) / (2 * scale * (1 + t * t / df) ** (-(df + 1) / 2))
-        t += step
-        if step < 1e-9 * t:
-            break
-    return t
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    tiny = 1e-300
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
-    h = d
-    for m in range(1, _MAX_TERMS):
-        for part in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + part * d or tiny)
-            c = 1 + part / c or tiny
-            h *= d * c
-        if abs(d * c - 1) < 1e-12:
-            break
-    return h
 
 
 def detectable(se: float, df: float, *, confidence: float = 0.95, power: float = 0.8) -> float:
     """Return the smallest difference that a test with this standard error finds in a share `power` of all cases."""
-    return se * (t_quantile(confidence, df) + _normal().inv_cdf(power))
+    return se * (t_quantile(confidence, df) + normal().inv_cdf(power))
 
 
 # fewer say nothing of how they vary
@@ -627,23 +531,15 @@ def difference(
     b: Sequence[npt.ArrayLike],
     *,
     statistic: Statistic = typical,
-    paired: bool = False,
     seed: int = 0,
 ) -> Difference:
-    """Return the difference of two sides, each one or several runs, each run a series of samples in order.
-
-    `paired`: runs of the same number were made in turn, so that what slows both cancels.
-    """
+    """Return the difference of two sides, each one or several runs, each run a series of samples in order."""
     rng = np.random.default_rng(seed)
     ours, theirs = (_side(side, statistic, rng) for side in (a, b))
     if _unknown([*ours, *theirs]):
         return Difference(_mean(ours), _mean(theirs), nan, nan, None, None)
-    if paired:
-        pairs = [_subtracted(y, x) for x, y in zip(ours, theirs, strict=True)]
-        shape, errors = _over_runs(pairs, rng), _errors([pairs])
-    else:
-        shape, errors = _over_runs(theirs, rng) - _over_runs(ours, rng), _errors([ours, theirs])
-    return _difference_of(_mean(ours), _mean(theirs), _centred(shape), errors)
+    shape, errors = _over_runs(theirs, rng) - _over_runs(ours, rng), _errors([ours, theirs])
+    return _difference_of(_mean(ours), _mean(theirs), _centred(shape), errors, is_amount=_are_amounts([*a, *b]))
 
 
 def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
@@ -652,8 +548,13 @@ def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
     if min(len(x), len(y)) < 2:
         return Difference(float(x.mean()), float(y.mean()), nan, nan, None, None)
     variances = [float(v.var(ddof=1)) / len(v) for v in (x, y)]
-    df = _welch(variances, [len(x) - 1, len(y) - 1])
-    return _difference_of(float(x.mean()), float(y.mean()), None, [(float(np.sqrt(sum(variances))), df)])
+    df = welch(variances, [len(x) - 1, len(y) - 1])
+    errors = [(float(np.sqrt(sum(variances))), df)]
+    return _difference_of(float(x.mean()), float(y.mean()), None, errors, is_amount=_are_amounts([x, y]))
+
+
+def _are_amounts(series: Sequence[npt.ArrayLike]) -> bool:
+    return all((np.asarray(one, float) >= 0).all() for one in series)
 
 
 def holm(p_values: Floats) -> Floats:
@@ -675,7 +576,8 @@ def same(a: float, b: float) -> bool:
     return abs(b - a) <= 1e-9 * max(abs(a), abs(b))
 
 
-def _welch(variances: Sequence[float], df: Sequence[float]) -> float:
+def welch(variances: Sequence[float], df: Sequence[float]) -> float:
+    """Return the degrees of freedom of a sum of variances (Welch and Satterthwaite)."""
     whole = sum(v * v / d for v, d in zip(variances, df, strict=True))
     return sum(variances) ** 2 / whole if whole else float(sum(df))
 
@@ -698,13 +600,6 @@ def _mean(side: Sequence[_BootstrapRun]) -> float:
 
 def _unknown(side: Sequence[_BootstrapRun]) -> bool:
     return any(np.isnan(run.se) for run in side)
-
-
-def _subtracted(b: _BootstrapRun, a: _BootstrapRun) -> _BootstrapRun:
-    count = min(len(a.draws), len(b.draws))
-    variances = [a.se**2, b.se**2]
-    df = _welch(variances, [a.df, b.df])
-    return _BootstrapRun(b.value - a.value, b.draws[:count] - a.draws[:count], float(np.sqrt(sum(variances))), df)
 
 
 def _centred(draws: Floats) -> Floats:
@@ -748,8 +643,8 @@ def _over_runs(runs: Sequence[_BootstrapRun], rng: "np.random.Generator") -> Flo
 
 def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float]]:
     variances = [float(np.sum([r.se**2 for r in runs])) / len(runs) ** 2 for runs in sides]
-    df = [_welch([r.se**2 for r in runs], [r.df for r in runs]) for runs in sides]
-    errors = [(float(np.sqrt(sum(variances))), _welch(variances, df))]
+    df = [welch([r.se**2 for r in runs], [r.df for r in runs]) for runs in sides]
+    errors = [(float(np.sqrt(sum(variances))), welch(variances, df))]
     several = sum(len(runs) - 1 for runs in sides)
     if several:
         off = sum(float(np.var([r.value for r in runs])) * len(runs) for runs in sides) / several
@@ -757,11 +652,15 @@ def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float
     return errors
 
 
-def _difference_of(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> Difference:
+def _difference_of(
+    a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]], *, is_amount: bool
+) -> Difference:
     se, df = _widest(errors)
     if not se:
         return Difference(a, b, b - a, b - a, float(same(a, b)), 0.0)
     low, high = _interval(b - a, shape, errors)
+    if is_amount:  # none falls below 0
+        low, high = max(low, -a), max(high, -a)
     return Difference(a, b, low, high, _p_value(b - a, shape, errors), detectable(se, df))
 
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from stepscope.analyze.phases import step_periods
 from stepscope.contract.collectives import OPS
+from stepscope.document.rows import TABLES
 from stepscope.errors import UnknownNameError, did_you_mean
 from stepscope.run.aligned import UNMATCHED, AlignedRun, aligned
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import MISSING, StepLog
 from stepscope.stats.robust import numbered
-from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table, table_of
 from stepscope.trace.table import NO_STRING, NONE_NS, EventKind, Int64s, Trace, of_kinds
 

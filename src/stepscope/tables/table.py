@@ -2,16 +2,18 @@
 
 import csv
 import io
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.document.rows import Column, TableSchema
 from stepscope.errors import UnknownNameError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.tables.schema import Column, TableSchema
 from stepscope.units import printable
 
 _MAX_HTML_ROWS = 20
@@ -117,11 +119,10 @@ def table_of(schema: TableSchema, columns: Mapping[str, Cells | npt.NDArray[Any]
     return Table(schema, {c.name: _typed(c, columns[c.name]) for c in schema.columns})
 
 
-def table_of_rows(schema: TableSchema, rows: Iterable[Sequence[Any]]) -> Table:
-    """Return a table of few rows, each with one value per column; None is unknown."""
+def table_of_rows(schema: TableSchema, rows: Iterable[Any]) -> Table:
+    """Return a table of few rows, each with its values as attributes; None is unknown."""
     listed = list(rows)
-    by_column = list(zip(*listed, strict=True)) if listed else [()] * len(schema.columns)
-    return table_of(schema, {c.name: _of_values(c, v) for c, v in zip(schema.columns, by_column, strict=True)})
+    return table_of(schema, {c.name: _of_values(c, [getattr(row, c.name) for row in listed]) for c in schema.columns})
 
 
 def known(values: npt.NDArray[Any], where: npt.NDArray[np.bool_], *, texts: Sequence[str] | None = None) -> Cells:
@@ -133,7 +134,8 @@ def _of_values(column: Column, values: Sequence[Any]) -> Cells:
     where = np.array([v is not None and v == v for v in values], bool)  # a NaN is unknown too
     if column.dtype == "text":
         codes: dict[str, int] = {}
-        places = [codes.setdefault(str(v), len(codes)) if ok else 0 for v, ok in zip(values, where, strict=True)]
+        texts = [",".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for v in values]
+        places = [codes.setdefault(text, len(codes)) if ok else 0 for text, ok in zip(texts, where, strict=True)]
         return known(np.array(places, np.int32), where, texts=tuple(codes))
     numbers = [v if ok else 0 for v, ok in zip(values, where, strict=True)]
     return known(np.array(numbers, _NUMPY[column.dtype]), where)
@@ -188,6 +190,7 @@ def _needed(name: str, *, install: str | None = None) -> Any:
 # Tables as CSV that no spreadsheet takes for formulas: names come from traces, and traces are untrusted.
 
 _ROWS_AT_ONCE = 50_000
+_ROWS_OF_ANSWER = 100  # whose values may be large
 
 
 def _safe_text(text: str) -> str:
@@ -196,7 +199,12 @@ def _safe_text(text: str) -> str:
     >>> safe_text("=cmd()"), safe_text("aten::mm")
     ("'=cmd()", 'aten::mm')
     """
-    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+    if text[:1].isalnum():
+        return text
+    # spreadsheets skip spaces and invisible letters before a formula, and take its wide signs too
+    first = next((c for c in text if c.isprintable() and not c.isspace()), "")
+    is_formula = text.startswith(("\t", "\r", "\n")) or unicodedata.normalize("NFKC", first) in tuple("=+-@")
+    return "'" + text if is_formula else text
 
 
 def table_csv(table: Table) -> Iterator[bytes]:
@@ -208,9 +216,11 @@ def table_csv(table: Table) -> Iterator[bytes]:
         yield _lines(rows).encode(errors="replace")
 
 
-def answer_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return the answer to a query as CSV."""
-    return _lines([[_safe_text(name) for name in columns], *([_cell(value) for value in row] for row in rows)])
+def answer_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    """Yield the answer to a query as CSV, piece by piece."""
+    lines = chain([[_safe_text(name) for name in columns]], ([_cell(value) for value in row] for row in rows))
+    while piece := list(islice(lines, _ROWS_OF_ANSWER)):
+        yield _lines(piece).encode(errors="replace")
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> str:

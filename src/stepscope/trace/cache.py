@@ -87,9 +87,8 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         if arg.values.dtype not in _DTYPES[column.kind] or len(arg.rows) != len(arg.values):
             return False
         low, high = (0, num_strings - 1) if column.kind is ArgKind.TEXT else (column.low, column.high)
-        if not _within(arg.values, low, high):
-            return False
-        if column.kind is ArgKind.FLOAT and not np.isfinite(arg.values.view(np.float64)).all():
+        values = arg.values.view(np.float64) if column.kind is ArgKind.FLOAT else arg.values
+        if not _within(values, low, high):
             return False
     return True
 
@@ -99,7 +98,7 @@ def _within_or_none(values: npt.NDArray[np.int64], low: int, high: int) -> bool:
 
 
 def _within(values: npt.NDArray[Any], low: int, high: int) -> bool:
-    return not len(values) or (low <= int(values.min()) and int(values.max()) <= high)
+    return not len(values) or bool(low <= values.min() and values.max() <= high)
 
 
 # it is mapped, not read

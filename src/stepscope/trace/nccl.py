@@ -7,13 +7,13 @@ that NCCL logged, never what a kernel's name suggests.
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import field, replace
 from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from stepscope.contract.collectives import ALL_GATHER, REDUCE_SCATTER, op_name
 from stepscope.contract.run_folder import json_object
-from stepscope.records import dataclass
+from stepscope.records import Row
 from stepscope.side_file import is_number
 
 # Lines of the debug log: the forms of 2.14 to 2.30, one pattern per fact.
@@ -108,83 +108,10 @@ def _transport_name(path: str) -> str:
     return "/".join(parts[:2]) or "unknown"
 
 
-@dataclass(frozen=True)
-class Communicator:
-    """One communicator that a rank made."""
-
-    #: the same on all ranks; None before 2.19
-    id: str | None
-    rank: int
-    num_ranks: int
-    device: int
-    bus_id: str
-    #: how long its making took, None where that is not logged (before 2.19)
-    init_s: float | None
-    init_parts_s: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What NCCL chose for an operation of a size."""
-
-    #: None where the log does not say (2.20 to 2.22) and no single operation has that size
-    op: str | None
-    #: None where the log names the algorithm alone
-    size_bytes: int | None
-    algorithm: str
-    protocol: str
-    #: None before 2.24
-    channels: int | None
-    count: int
-
-
-@dataclass(frozen=True)
-class LoggedCollective:
-    """Calls of one operation and size."""
-
-    op: str
-    #: full buffer; None for a type that is not known
-    size_bytes: int | None
-    num_ranks: int | None
-    count: int
-
-
-@dataclass(frozen=True)
-class NcclLog:
-    """NCCL's own log of one rank."""
-
-    rank: int
-    version: str | None
-    channels: int | None
-    #: connections by how they are made: P2P/CUMEM, SHM/direct, NET/Socket, NET/IB/GDRDMA, ...
-    transports: dict[str, int]
-    network: str | None
-    warnings: tuple[str, ...]
-    host: str | None = None
-    num_ranks: int | None = None
-    num_nodes: int | None = None
-    local_ranks: int | None = None
-    #: by NCCL's own model of the topology
-    max_bw_gb_per_s: float | None = None
-    total_bw_gb_per_s: float | None = None
-    #: the widest link of each kind in the topology: NVL, PCI, NET, ..., in GB/s
-    links: dict[str, float] = field(default_factory=dict)
-    interfaces: tuple[str, ...] = ()
-    #: NCCL looked for InfiniBand and found none that it could use
-    infiniband_missing: bool = False
-    #: variables of the environment that NCCL took
-    settings: dict[str, str] = field(default_factory=dict)
-    communicators: tuple[Communicator, ...] = ()
-    num_rings: int | None = None
-    choices: tuple[Choice, ...] = ()
-    collectives: tuple[LoggedCollective, ...] = ()
-    num_lines: int = 0
-
-    @property
-    def shows_anything(self) -> bool:
-        """Return whether the log holds any fact."""
-        facts = (self.version, self.channels, self.transports, self.network, self.warnings, self.total_bw_gb_per_s)
-        return any((*facts, self.links, self.settings, self.num_rings, self.choices, self.collectives))
+def shows_anything(log: Row) -> bool:
+    """Return whether the log holds any fact."""
+    facts = (log.version, log.channels, log.transports, log.network, log.warnings, log.total_bw_gb_per_s)
+    return any((*facts, log.links, log.settings, log.num_rings, log.choices, log.collectives))
 
 
 # NCCL inspector (2.28 and later): JSON lines, one collective each, summed by operation and group.
@@ -196,39 +123,9 @@ class NcclLog:
 _INSPECTOR_MAX_TEXT = 200
 
 
-@dataclass(frozen=True)
-class InspectedOperation:
-    """One operation of one communicator on one rank, over all that the file holds."""
-
-    rank: int
-    op: str
-    group: str
-    num_ranks: int | None
-    count: int
-    size_bytes: int
-    time_ns: int
-    #: bus bandwidth weighted with time, in GB/s x ns
-    busbw_time_sum: float
-    best_busbw_gb_per_s: float | None
-
-    @property
-    def algbw_gb_per_s(self) -> float | None:
-        return self.size_bytes / self.time_ns if self.time_ns else None
-
-    @property
-    def busbw_gb_per_s(self) -> float | None:
-        return self.busbw_time_sum / self.time_ns if self.time_ns and self.best_busbw_gb_per_s is not None else None
-
-
-def is_inspector(start: bytes) -> bool:
-    """Return whether a file begins as NCCL inspector's do."""
-    first = start.lstrip()[:1]
-    return first == b"{" and (b'"coll_perf"' in start or b'"p2p_perf"' in start) and b'"header"' in start
-
-
-def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], int]:
+def inspected(lines: Iterable[bytes]) -> tuple[tuple[Row, ...], int]:
     """Return the sums by rank, operation and communicator, and how many lines could not be used."""
-    sums: dict[tuple[int, str, str], InspectedOperation] = {}
+    sums: dict[tuple[int, str, str], tuple[Row, list[float]]] = {}
     damaged = 0
     for raw in lines:
         if not raw.strip():
@@ -238,24 +135,25 @@ def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], i
             damaged += 1
             continue
         key = (one.rank, one.op, one.group)
-        before = sums.get(key)
-        if before is None:
-            if len(sums) < 2_000:
-                sums[key] = one
-            continue
-        best = [b for b in (before.best_busbw_gb_per_s, one.best_busbw_gb_per_s) if b is not None]
-        sums[key] = replace(
-            before,
-            count=before.count + 1,
-            size_bytes=before.size_bytes + one.size_bytes,
-            time_ns=before.time_ns + one.time_ns,
-            busbw_time_sum=before.busbw_time_sum + one.busbw_time_sum,
-            best_busbw_gb_per_s=max(best, default=None),
-        )
-    return tuple(sums.values()), damaged
+        if key in sums or len(sums) < 2_000:
+            total, bandwidths = sums.setdefault(key, (Row(one, count=0, size_bytes=0, time_ns=0), [0.0, -inf]))
+            total |= {name: total[name] + one[name] for name in ("count", "size_bytes", "time_ns")}
+            if one.busbw_gb_per_s is not None:
+                bandwidths[:] = bandwidths[0] + one.busbw_gb_per_s * one.time_ns, max(bandwidths[1], one.busbw_gb_per_s)
+    return tuple(_with_bandwidths(*one) for one in sums.values()), damaged
 
 
-def _measured(line: dict[str, Any]) -> InspectedOperation | None:
+def _with_bandwidths(total: Row, bandwidths: list[float]) -> Row:
+    weighted, best = bandwidths
+    return Row(
+        total,
+        algbw_gb_per_s=total.size_bytes / total.time_ns if total.time_ns else None,
+        busbw_gb_per_s=weighted / total.time_ns if total.time_ns and best >= 0 else None,
+        best_busbw_gb_per_s=best if best >= 0 else None,
+    )
+
+
+def _measured(line: dict[str, Any]) -> Row | None:
     header = line.get("header")
     kind = "coll" if isinstance(line.get("coll_perf"), dict) else "p2p"
     perf = line.get(f"{kind}_perf")
@@ -270,16 +168,17 @@ def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
         return None
     time_ns = round(1000 * time_us)
-    return InspectedOperation(
+    group = str(header.get("comm_name") or header.get("id") or "?")[:_INSPECTOR_MAX_TEXT]
+    return Row(
         rank=rank,
         op=op_name(named[:_INSPECTOR_MAX_TEXT]),
-        group=str(header.get("comm_name") or header.get("id") or "?")[:_INSPECTOR_MAX_TEXT],
-        num_ranks=ranks if type(ranks) is int else None,
+        group=group,
+        group_desc=group,
+        group_size=ranks if type(ranks) is int else None,
         count=1,
         size_bytes=int(size),
         time_ns=time_ns,
-        busbw_time_sum=(busbw or 0.0) * time_ns,
-        best_busbw_gb_per_s=busbw,
+        busbw_gb_per_s=busbw,
     )
 
 
@@ -292,7 +191,7 @@ _MAX_COMMUNICATORS = 200
 _K = TypeVar("_K")
 
 
-def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
+def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> Row:
     """Return the contents of one rank's log; of repeated facts the first counts."""
     collected = _ProcessLog()
     for raw in raw_lines:
@@ -305,7 +204,7 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
     return collected.log(rank)
 
 
-def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
+def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[Row, ...]:
     """Return the contents of a log of several processes by rank, for each process whose rank is in it."""
     by_process: dict[tuple[str, int], _ProcessLog] = {}
     for raw in raw_lines:
@@ -340,7 +239,7 @@ class _ProcessLog:
         self.interfaces: dict[str, None] = {}
         self.settings: dict[str, str] = {}
         self.warnings: dict[str, None] = {}
-        self.communicators: dict[str, Communicator] = {}
+        self.communicators: dict[str, Row] = {}
         self.timings: dict[tuple[int, int], list[tuple[float, dict[str, float]]]] = {}
         self.choices: Counter[tuple[str | None, int | None, str, str, int | None]] = Counter()
         self.collectives: Counter[tuple[str, int | None, int | None]] = Counter()
@@ -368,9 +267,9 @@ class _ProcessLog:
             return max(self.communicators.values(), key=lambda c: c.num_ranks).rank
         return self.nodes[0] if self.nodes else None
 
-    def log(self, rank: int) -> NcclLog:
+    def log(self, rank: int) -> Row:
         world = max((c.num_ranks for c in self.communicators.values()), default=None)
-        return NcclLog(
+        return Row(
             rank=rank,
             version=self.version,
             channels=self.channels or self.listed_channels or None,
@@ -390,7 +289,10 @@ class _ProcessLog:
             communicators=tuple(self._timed_communicators()),
             num_rings=self.num_rings or None,
             choices=tuple(self._named_choices()),
-            collectives=tuple(LoggedCollective(*key, count) for key, count in self.collectives.most_common()),
+            collectives=tuple(
+                Row(op=op, size_bytes=size, num_ranks=ranks, count=n)
+                for (op, size, ranks), n in self.collectives.most_common()
+            ),
             num_lines=self.num_lines,
         )
 
@@ -459,17 +361,17 @@ class _ProcessLog:
     def _communicator(self, comm: str, rank: str, ranks: str, device: str, bus_id: str, comm_id: str | None) -> None:
         if len(self.communicators) < _MAX_COMMUNICATORS:
             self.ranks_of[comm] = int(ranks)
-            made = Communicator(comm_id, int(rank), int(ranks), int(device), bus_id, None, {})
+            made = Row(id=comm_id, rank=int(rank), num_ranks=int(ranks), device=int(device), bus_id=bus_id)
             self.communicators.setdefault(comm_id or comm, made)
 
-    def _timed_communicators(self) -> Iterable[Communicator]:
+    def _timed_communicators(self) -> Iterable[Row]:
         left = {key: list(times) for key, times in self.timings.items()}
         for c in self.communicators.values():
             times = left.get((c.rank, c.num_ranks))
             total, parts = times.pop(0) if times else (None, {})
-            yield replace(c, init_s=total, init_parts_s=parts)
+            yield Row(c, init_s=total, init_parts_s=parts)
 
-    def _named_choices(self) -> Iterable[Choice]:
+    def _named_choices(self) -> Iterable[Row]:
         by_size: dict[int, set[str]] = {}
         for op, size, _ in self.collectives:
             if size is not None:
@@ -477,7 +379,7 @@ class _ProcessLog:
         for (said, size, algorithm, protocol, channels), count in self.choices.most_common():
             of_size = by_size.get(size, set()) if size is not None else set()
             named = said or (next(iter(of_size)) if len(of_size) == 1 else None)
-            yield Choice(named, size, algorithm, protocol, channels, count)
+            yield Row(op=named, size_bytes=size, algorithm=algorithm, protocol=protocol, channels=channels, count=count)
 
 
 def _count(counter: Counter[_K], key: _K, most: int) -> None:

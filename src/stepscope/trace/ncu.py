@@ -29,7 +29,7 @@ from stepscope.units import printable
 # stalls         smsp__average_warps_issue_stalled_<reason>_per_issue_active.ratio, and the sampled ones
 
 # some percentages of peak go past 100 by a little; none by as much
-_MAX_PERCENT = 1000.0
+_MAX_PERCENT = 110.0  # several passes may add up to a little over 100
 
 _OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
 _DRAM = (
@@ -121,7 +121,7 @@ def _kernel_metrics(
         sm_pct=_percent(values, _SM, bad),
         memory_pct=_percent(values, _MEMORY, bad),
         dram_pct=_percent(values, _DRAM, bad),
-        tensor_pct=_checked(max(tensor), _MAX_PERCENT, "tensor", bad) if tensor else None,
+        tensor_pct=_percentage(max(tensor), "tensor", bad) if tensor else None,
         dram_bytes=whole if whole is not None else parts,
         stalls=_stalls(values),
     )
@@ -132,8 +132,13 @@ def _percent(values: Mapping[str, tuple[float, str]], names: tuple[str, ...], ba
     for name in names:
         value, unit = values.get(name, (None, ""))
         if value is not None and unit.strip() in ("%", ""):  # `Memory Throughput` is also bytes per second
-            return _checked(value, _MAX_PERCENT, name, bad)
+            return _percentage(value, name, bad)
     return None
+
+
+def _percentage(value: float, name: str, bad: list[str]) -> float | None:
+    checked = _checked(value, _MAX_PERCENT, name, bad)
+    return None if checked is None else min(checked, 100.0)
 
 
 def _duration(values: Mapping[str, tuple[float, str]], bad: list[str]) -> float | None:

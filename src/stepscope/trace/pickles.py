@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from stepscope.errors import InputError
-from stepscope.side_file import RefusedFile, open_side_file, read_side_text
+from stepscope.memory_limit import limited_memory
+from stepscope.side_file import RefusedFile, open_side_file
 from stepscope.units import readable_bytes
 
 _MAX_DEPTH = 64
@@ -388,33 +389,15 @@ def _main(reader: str, path: str, limit_bytes: str) -> int:
 
     module, _, name = reader.partition(":")
     make = getattr(import_module(module), name)
-    _limit_memory(int(limit_bytes))
     try:
-        answer = {"made": make(plain_data(_content(Path(path))))}
+        with limited_memory(int(limit_bytes)):
+            answer = {"made": make(plain_data(_content(Path(path))))}
     except MemoryError:
         answer = {"refused": f"it takes more than {readable_bytes(int(limit_bytes))} of memory"}
     except (NotPlainData, InputError) as error:
         answer = {"refused": str(error)}
     json.dump(answer, sys.stdout)
     return 0
-
-
-def _limit_memory(limit_bytes: int) -> None:
-    try:
-        import resource
-    except ImportError:  # no such limits on this system
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = limit_bytes + _mapped_bytes()
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-
-
-def _mapped_bytes() -> int:
-    try:
-        return int(read_side_text("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return _MIN_MEMORY_BYTES
 
 
 if __name__ == "__main__":

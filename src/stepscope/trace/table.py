@@ -174,7 +174,7 @@ ARGS = (
     ArgColumn("block", ("block",), _TEXT, "string id", "kernel block"),
     ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread", low=-1, high=1 << 20),
     ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block", low=-1, high=_MAX_SIZE),
-    ArgColumn("occupancy_pct", ("est. achieved occupancy %",), _FLOAT, "%", "estimated occupancy"),
+    ArgColumn("occupancy_pct", ("est. achieved occupancy %",), _FLOAT, "%", "estimated occupancy", low=0, high=100),
     ArgColumn("graph_node", ("graph node id",), _INT, "id", "CUDA graph node, where recorded"),
     ArgColumn("wait_stream", ("wait_on_stream",), _INT, "id", "stream that a stream-wait waits for"),
     ArgColumn(
@@ -819,14 +819,15 @@ def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], i
     out, bad, named = dict(args), 0, []
     for column in ARGS:
         arg = args.get(column.name)
-        if arg is None or column.kind is not ArgKind.INT or not len(arg.values):
+        if arg is None or column.kind is ArgKind.TEXT or not len(arg.values):
             continue
-        low, high = int(arg.values.min()), int(arg.values.max())
+        values = arg.values.view(np.float64) if column.kind is ArgKind.FLOAT else arg.values
+        low, high = values.min(), values.max()
         if column.low <= low and high <= column.high:
-            if low >= -(1 << 31) and high < 1 << 31:
+            if column.kind is ArgKind.INT and low >= -(1 << 31) and high < 1 << 31:
                 out[column.name] = SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False))
             continue
-        sound = (arg.values >= column.low) & (arg.values <= column.high)
+        sound = (values >= column.low) & (values <= column.high)
         count = int((~sound).sum())
         bad += count
         named.append(f"{column.keys[0]}: {count:,} values outside {column.low:,} to {column.high:,}, taken as unknown")

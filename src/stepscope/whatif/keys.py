@@ -42,6 +42,4 @@ SETTINGS = (
     Setting("scaler", "off", "no loss scaling"),
     Setting("experts", "even", "tokens routed evenly"),
     Setting("links", "even", "slow groups as fast as their siblings"),
-    Setting("clock_mhz", "1400", "the SM clock locked there: step and joules, by a measured power model"),
-    Setting("power_limit_w", "500", "that power limit: step and joules, by a measured power model"),
 )

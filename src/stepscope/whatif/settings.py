@@ -16,18 +16,18 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.collective_costs import RankView
-from stepscope.analyze.energy import Limited, limited, limited_j
-from stepscope.analyze.kernels import FAMILIES, FAMILY_CODE
+from stepscope.analyze.operators import FAMILIES, FAMILY_CODE
 from stepscope.analyze.ownership import OwnerName, owner_name
+from stepscope.analyze.pipeline import microbatch_saving_ns
 from stepscope.analyze.replay.changes import (
     Change,
-    as_graph,
     evenly_spread,
     faster_network,
     faster_work,
     fewer_bytes,
     larger_messages,
     overlapped,
+    passes_as_graphs,
     perfectly_overlapped,
     straggler_off,
     without_allocator,
@@ -106,8 +106,6 @@ class SettingChange:
     limit_ns: float | None = None
     #: which time that is
     claim: str = ""
-    #: a clock or power limit, which changes the energy too
-    limited: Limited | None = None
 
     @property
     def fix(self) -> Fix:
@@ -223,29 +221,7 @@ def _microbatches(asked: SettingRequest) -> SettingChange:
         raise asked.error(f"this run has no pipeline; its strategy is {account.strategy.name}")
     shrinks = f"only the time in which stages fill and drain shrinks, by {view.microbatches}/m"
     note = f"{asked}: by formula; of the bubble {shrinks}"
-    return SettingChange(_same, 0.3, view.microbatch_saving_ns(number, step_ns=account.step.step_ns), note)
-
-
-def _limit(asked: SettingRequest) -> SettingChange:
-    """A clock or power limit: computing takes longer, by the sweep of a device of the same kind."""
-    account, value = asked.account, _number(asked)
-    _needs_device(asked)
-    energy, model = account.energy or {}, account.run.beside.power_model
-    if not energy.get("parts"):
-        why = energy.get("reason") or "; ".join(energy.get("notes", ()))
-        raise asked.error(f"what the parts of the step cost in joules is unknown: {why}")
-    if not model:
-        raise asked.error(
-            "no power model; measure one on the same kind of device, with the right to set its clocks: "
-            "stepscope calibrate --power RUN"
-        )
-    if model.get("device") != energy["devices"][0]["name"]:
-        raise asked.error(f"the power model is of {model.get('device')}, the run of {energy['devices'][0]['name']}")
-    found = limited(model, asked.key, value, memory_share=account.kernels.memory_bound_share or 0.0)
-    if isinstance(found, str):
-        raise asked.error(found)
-    computing: Masks = [rank.work.kind == EventKind.KERNEL for rank in account.run.ranks]
-    return SettingChange(lambda replay: faster_work(replay, computing, found.slower), limited=found)
+    return SettingChange(_same, 0.3, microbatch_saving_ns(view, number, step_ns=account.step.step_ns), note)
 
 
 def _same(replay: Replay) -> Replay:
@@ -395,7 +371,7 @@ MAKERS: dict[str, Maker] = {
     "bucket_mb": _bucket_mb,
     "data": _only("instant", without_data_wait),
     "sync": _only("off", without_syncs, doubt=0.3, device=True),
-    "launch": _only("graph", as_graph, doubt=0.2, device=True),
+    "launch": _only("graph", passes_as_graphs, doubt=0.2, device=True),
     "stalls": _only("off", without_stalls),
     "allocator": _only("off", without_allocator),
     "copies": _copies,
@@ -410,8 +386,6 @@ MAKERS: dict[str, Maker] = {
     "scaler": _fix("off", "mixed-precision-overhead"),
     "experts": _fix("even", "expert-imbalance"),
     "links": _fix("even", "slow-link"),
-    "clock_mhz": _limit,
-    "power_limit_w": _limit,
 }
 
 
@@ -423,8 +397,6 @@ class Answer:
     #: the step as it was measured: unprofiled where known
     measured_ns: float | None
     notes: tuple[str, ...]
-    #: joules per step as measured and as predicted, where a clock or power limit is set
-    energy_j: tuple[float, float] | None = None
 
     @property
     def saving_ms(self) -> float:
@@ -483,16 +455,7 @@ def what_if(
     except CircularWaits as error:
         raise InputError(f"cannot replay {' '.join(names)}: {error}; try the settings one by one") from error
     notes = [m.note for m in made if m.note] + _far_off(replay, step_ns) + _not_replayed(account, found)
-    return Answer(found, step_ns, tuple(notes), _energy_j(account, made, found))
-
-
-def _energy_j(account: Account, made: Sequence[SettingChange], found: Prediction) -> tuple[float, float] | None:
-    limits = [m.limited for m in made if m.limited is not None]
-    energy = account.energy
-    if len(limits) != 1 or energy is None or not found.baseline_ns:
-        return None
-    step_ms = sum(one["ms_per_step"] or 0.0 for one in energy["parts"]) * found.step_ns / found.baseline_ns
-    return energy["j_per_step"], limited_j(energy, limits[0], step_ms=step_ms)
+    return Answer(found, step_ns, tuple(notes))
 
 
 def _setting_of(account: Account, text: str) -> SettingChange:

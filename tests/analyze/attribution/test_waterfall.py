@@ -13,9 +13,12 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
 from stepscope.analyze.budget import budgets, step_budget
-from stepscope.analyze.efficiency import ACHIEVED, LOSSES, Efficiency, GivenValues, Waterfall, efficiency, waterfall
-from stepscope.analyze.kernels import call_costs, kernel_costs, run_chip
+from stepscope.analyze.chip import run_chip
+from stepscope.analyze.efficiency import ACHIEVED, LOSSES, GivenValues, efficiency, waterfall
+from stepscope.analyze.kernels import kernel_costs
+from stepscope.analyze.operators import call_costs
 from stepscope.cost.chips import Chip, Lookup
+from stepscope.records import Row
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
 from stepscope.units import ns_of_ms
@@ -42,7 +45,7 @@ def known_step(rank: int = 0, *, world_size: int = 1, steps: int = 4, jitter_us:
 
 def analysed(
     run: Run, *, chip: Chip | None = CHIP, unprofiled_ms: float | None = None, given: GivenValues | None = None
-) -> tuple[Efficiency, Waterfall]:
+) -> tuple[Row, Row]:
     found = budgets(aligned(run))
     step = step_budget(found, unprofiled_ns=ns_of_ms(unprofiled_ms))
     costs = [kernel_costs(call_costs(rank)) for rank in run.ranks]
@@ -51,7 +54,7 @@ def analysed(
     return used, waterfall(found, costs, step=step, efficiency=used, chip=chip)
 
 
-def pct(found: Waterfall) -> dict[str, float]:
+def pct(found: Row) -> dict[str, float]:
     assert found.rows is not None
     return {row.loss: row.pct_of_peak for row in found.rows if row.pct_of_peak is not None}
 

@@ -172,66 +172,6 @@ def test_a_job_on_processors_has_the_energy_of_its_host(tmp_path: Path) -> None:
     assert found["j_per_sample"] == pytest.approx(15.0 / 8) and found["j_per_token"] is None
 
 
-MODEL = {
-    "schema": 1,
-    "device": "NVIDIA H200",
-    "points": [
-        {"setting": "clock_mhz", "value": mhz, "compute": {"watts": cw, "per_s": cs},
-         "memory": {"watts": mw, "per_s": ms}, "idle": {"watts": iw, "per_s": 0}}
-        for mhz, cw, cs, mw, ms, iw in ((1980, 600, 100, 400, 100, 110), (990, 240, 50, 300, 95, 80))
-    ],
-}  # fmt: skip
-
-
-def what_if(folder: Path, setting: str) -> dict[str, Any]:
-    assert main(["whatif", str(folder / "run"), "--set", setting, "--json", str(folder / "w.json"), "--force"]) == 0
-    found: dict[str, Any] = json.loads((folder / "w.json").read_text())
-    return found
-
-
-def test_a_lower_clock_saves_what_the_power_model_gives(tmp_path: Path) -> None:
-    plant = Plant()
-    planted_run(tmp_path / "run", plant)
-    (tmp_path / "run" / "power_model.jsonl").write_text(json.dumps(MODEL) + "\n")
-    found = what_if(tmp_path, "clock_mhz=990")
-    memory = 30 / 140  # the optimizer's kernels
-    slower = (1 - memory) * 100 / 50 + memory * 100 / 95
-    power = (1 - memory) * 240 / 600 + memory * 300 / 400
-    planted = plant.joules(0)
-    joules = planted["compute"] * slower * power + (planted["exposed_transfer"] + planted["idle"]) * 80 / 110
-    assert found["predicted_ms"] == pytest.approx(plant.step_ms + 140 * (slower - 1), rel=0.02)
-    assert found["energy"]["predicted_j_per_step"] == pytest.approx(2 * joules, rel=0.03)
-    assert found["energy"]["j_per_step"] == pytest.approx(2 * sum(planted.values()), rel=0.01)
-    same = what_if(tmp_path, "clock_mhz=1980")
-    assert same["energy"]["predicted_j_per_step"] == pytest.approx(same["energy"]["j_per_step"], rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("setting", "change", "why"),
-    [
-        ("clock_mhz=990", None, "no power model; measure one on the same kind of device"),
-        ("clock_mhz=500", {}, "measured from 990 to 1980 only"),
-        ("power_limit_w=400", {}, "the power model has no power_limit_w; sweep again as root"),
-        ("clock_mhz=990", {"device": "NVIDIA A100"}, "the power model is of NVIDIA A100, the run of NVIDIA H200"),
-        ("clock_mhz=990", {"points": [{"setting": "clock_mhz"}, 3]}, "the power model has no clock_mhz"),
-    ],
-)
-def test_a_limit_is_refused_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, change: dict[str, Any] | None, why: str
-) -> None:
-    planted_run(tmp_path / "run", Plant())
-    if change is not None:
-        (tmp_path / "run" / "power_model.jsonl").write_text(json.dumps({**MODEL, **change}) + "\n")
-    assert main(["whatif", str(tmp_path / "run"), "--set", setting]) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_a_limit_is_refused_without_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planted_run(tmp_path / "run", Plant(counter=False))
-    assert main(["whatif", str(tmp_path / "run"), "--set", "power_limit_w=400"]) == 2
-    assert "is unknown: rank 0-1: nvmlDeviceGetTotalEnergyConsumption: not supported" in capsys.readouterr().err
-
-
 def test_the_terminal_has_joules_on_the_first_screen_and_the_split_with_v(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

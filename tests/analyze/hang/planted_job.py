@@ -1,6 +1,6 @@
-"""A rank of a gloo job with a planted hang; its flight recorder is dumped by a timer, as torch does on a timeout.
+"""Gloo jobs of two ranks with a planted hang each; flight recorders are dumped by a timer, as torch does on a timeout.
 
-planted_job.py RANK WORLD STORE DUMP FAULT
+planted_job.py FOLDER FAULT...
 """
 
 import os
@@ -13,6 +13,7 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
 
 import torch
 import torch._C._distributed_c10d as c10d
+import torch._inductor.codecache  # which writing a dump imports: here once for all ranks
 import torch.distributed as dist
 
 
@@ -54,4 +55,13 @@ def main(rank: int, world: int, store_file: str, dump: str, fault: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    ranks = []
+    for fault in sys.argv[2:]:
+        folder = Path(sys.argv[1], fault)
+        folder.mkdir()
+        for rank in range(2):
+            if (pid := os.fork()) == 0:
+                main(rank, 2, str(folder / "store"), str(folder / f"fr_trace_rank_{rank}"), fault)
+            ranks.append(pid)
+    for pid in ranks:
+        os.waitpid(pid, 0)

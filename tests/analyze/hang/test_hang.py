@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from tests.analyze.hang.dumps import Recorder, world
 from tests.limits import HANG_S
+from tests.made_once import made_once
 
-from stepscope.analyze.hang import Hang, hang_of
+from stepscope.analyze.hang import hang_of
 from stepscope.document.hang import conclusions, hang_json
+from stepscope.records import Row
 from stepscope.run.dumps import read_dumps
 
 
-def read(folder: Path, recorders: list[Recorder]) -> Hang:
+def read(folder: Path, recorders: list[Recorder]) -> Row:
     for recorder in recorders:
         recorder.write(folder)
     dumps = read_dumps([str(folder)])
@@ -96,35 +98,32 @@ def line_of(text: str) -> int:
     return 1 + next(i for i, line in enumerate(LINES) if text in line)
 
 
-def dumped(folder: Path, fault: str) -> Hang:
-    started = [
-        subprocess.Popen(
-            [sys.executable, JOB, str(rank), "2", folder / "store", folder / f"fr_trace_rank_{rank}", fault],
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in started:
-            process.wait(timeout=HANG_S)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of dumps per fault."""
+    return made_once(tmp_path_factory, "hangs", plant_hangs)
+
+
+def plant_hangs(folder: Path) -> None:
+    command = [sys.executable, str(JOB), str(folder), "missing", "shape", "order"]
+    subprocess.run(command, stderr=subprocess.DEVNULL, timeout=HANG_S, check=True)
+
+
+def dumped(folder: Path) -> Row:
     return hang_of(read_dumps([str(folder)]).by_rank)
 
 
 @pytest.mark.job
-def test_planted_missing_rank(tmp_path: Path) -> None:
-    found = dumped(tmp_path, "missing")
+def test_planted_missing_rank(jobs: Path) -> None:
+    found = dumped(jobs / "missing")
     assert found.suspects == (1,) and found.groups[0].missing == (1,)
     assert f"planted_job.py:{line_of('# REDUCE')} (main)" in conclusions(found)[0]
     assert {g.desc: g.verdict for g in found.groups} == {"default_pg": "missing-rank", "tp": "finished"}
 
 
 @pytest.mark.job
-def test_planted_wrong_shape(tmp_path: Path) -> None:
-    found = dumped(tmp_path, "shape")
+def test_planted_wrong_shape(jobs: Path) -> None:
+    found = dumped(jobs / "shape")
     mismatch = found.groups[0].mismatch
     assert mismatch is not None and mismatch.kind == "wrong-shape"
     assert {rank: call.input_sizes for rank, call in mismatch.calls.items()} == {0: ((64,),), 1: ((96,),)}
@@ -132,8 +131,8 @@ def test_planted_wrong_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_planted_wrong_order(tmp_path: Path) -> None:
-    found = dumped(tmp_path, "order")
+def test_planted_wrong_order(jobs: Path) -> None:
+    found = dumped(jobs / "order")
     mismatch = found.groups[0].mismatch
     assert mismatch is not None and mismatch.kind == "wrong-order"
     said = conclusions(found)[0]

@@ -7,9 +7,12 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, matmul, node, shapes
 
-from stepscope.analyze.efficiency import Efficiency, GivenValues, RecordedFlops, efficiency, recorded_flops
-from stepscope.analyze.kernels import CallCosts, KernelCosts, call_costs, kernel_costs, run_chip
+from stepscope.analyze.chip import run_chip
+from stepscope.analyze.efficiency import GivenValues, RecordedFlops, efficiency, recorded_flops
+from stepscope.analyze.kernels import KernelCosts, kernel_costs
+from stepscope.analyze.operators import CallCosts, call_costs
 from stepscope.cost.chips import Chip, look_up
+from stepscope.records import Row
 from stepscope.run.load import Run, load
 
 MM = 2 * 1024**3
@@ -17,7 +20,7 @@ STEP_NS = 1_000_000.0
 H200 = look_up("NVIDIA H200").chip
 
 
-def found(run: Run, *, step_ns: float | None = STEP_NS, **given: Any) -> Efficiency:
+def found(run: Run, *, step_ns: float | None = STEP_NS, **given: Any) -> Row:
     costs = [kernel_costs(call_costs(rank)) for rank in run.ranks]
     return efficiency(run, costs, chip=run_chip(run.ranks), step_ns=step_ns, given=GivenValues(**given))
 

@@ -8,19 +8,21 @@ from tests.analyze.products import FP32_KERNEL, add, matmul
 from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels import SHORT_NS, Kernel, KernelTable, call_costs, kernel_costs, kernel_table
+from stepscope.analyze.kernels import SHORT_NS, kernel_costs, kernel_table
+from stepscope.analyze.operators import call_costs
 from stepscope.cost.chips import Chip
+from stepscope.records import Row
 from stepscope.run.load import Run, load
 
 DATA = Path(__file__).parents[2] / "data"
 CHIP = Chip("round", ("round",), {"bf16": 1000.0, "fp32": 100.0}, source="made up", memory_gb_per_s=1000.0)
 
 
-def table_of(run: Run, chip: Chip | None = CHIP) -> KernelTable:
+def table_of(run: Run, chip: Chip | None = CHIP) -> Row:
     return kernel_table([kernel_costs(call_costs(rank)) for rank in run.ranks], chip=chip)
 
 
-def only(tmp_path: Path, r: RankTrace, chip: Chip | None = CHIP) -> Kernel:
+def only(tmp_path: Path, r: RankTrace, chip: Chip | None = CHIP) -> Row:
     (kernel,) = table_of(built_run(tmp_path, [r]), chip).kernels
     return kernel
 

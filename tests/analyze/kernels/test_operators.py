@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.kernels import Operator, OperatorTable, operator_table
+from stepscope.analyze.operators import operator_table
+from stepscope.records import Row
 from stepscope.run.load import load
 
 STACKS = Path(__file__).parents[2] / "data" / "h200-python-stacks"
@@ -33,16 +34,16 @@ def two_threads(rank: int = 0, *, world_size: int = 1, mm_kernel_us: float = 100
     return r
 
 
-def named(table: OperatorTable) -> dict[str, Operator]:
+def named(table: Row) -> dict[str, Row]:
     return {o.name: o for o in table.operators}
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> OperatorTable:
+def table(tmp_path: Path) -> Row:
     return operator_table(built_run(tmp_path, [two_threads()]).ranks)
 
 
-def test_self_excludes_and_total_includes_what_was_called(table: OperatorTable) -> None:
+def test_self_excludes_and_total_includes_what_was_called(table: Row) -> None:
     linear, mm = named(table)["aten::linear"], named(table)["aten::mm"]
     assert (linear.calls, linear.host_self_ns, linear.host_total_ns) == (1, 60_000, 100_000)
     assert (linear.device_self_ns, linear.device_total_ns) == (0, 100_000)
@@ -50,7 +51,7 @@ def test_self_excludes_and_total_includes_what_was_called(table: OperatorTable) 
     assert (mm.device_self_ns, mm.device_total_ns) == (110_000, 110_000)
 
 
-def test_an_operator_that_calls_itself_counts_its_time_once(table: OperatorTable) -> None:
+def test_an_operator_that_calls_itself_counts_its_time_once(table: Row) -> None:
     to = named(table)["aten::to"]
     assert (to.calls, to.host_self_ns, to.host_total_ns) == (2, 80_000, 100_000)
     assert (to.device_self_ns, to.device_total_ns) == (50_000, 50_000)

@@ -46,7 +46,7 @@ def test_mfu_takes_the_flops_that_the_ranks_counted(tmp_path: Path) -> None:
 
 def test_late_rank_is_the_one_with_the_longest_own_time(tmp_path: Path) -> None:
     picture = picture_of(RunningJob(balanced(tmp_path, late=2, by_ms=8.0)).look())
-    late = {rank.rank for rank in picture.ranks if rank.late is not None and rank.late.is_late()}
+    late = {rank.rank for rank in picture.ranks if rank.late is not None and rank.late.is_late}
     assert late == {2}
     assert states_of(picture)["straggler", 2][0] == BAD and states_of(picture)["straggler", 1][0] == GOOD
 

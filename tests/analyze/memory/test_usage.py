@@ -13,10 +13,11 @@ from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.memory import MemoryView, RankMemory, memory_view
+from stepscope.analyze.memory import memory_view
 from stepscope.analyze.phases import passes
+from stepscope.records import Row
 from stepscope.run.load import Run
-from stepscope.run.side_files import MemoryEdge, SideFiles, StepLog, step_log_of
+from stepscope.run.side_files import SideFiles, StepLog, step_log_of
 from stepscope.units import ms
 
 MB = 1_000_000
@@ -88,8 +89,8 @@ def run_of(
     return built_run(tmp_path, [r])
 
 
-def seen(run: Run, logs: list[StepLog] | None = None) -> RankMemory:
-    found: MemoryView | None = memory_view(run, passes=[passes(r) for r in run.ranks], logs=logs or [])
+def seen(run: Run, logs: list[StepLog] | None = None) -> Row:
+    found: Row | None = memory_view(run, passes=[passes(r) for r in run.ranks], logs=logs or [])
     assert found is not None
     return found.ranks[0]
 
@@ -225,7 +226,7 @@ def test_growth_is_found_with_the_line_that_keeps_it(account: Account) -> None:
     assert any("held by train.py:12 " in what for what in said)
 
 
-def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
+def on_host(folder: Path, counted: dict[str, int]) -> Row:
     """Return the memory of a rank without a device, whose profiler began with nothing allocated."""
     r = RankTrace(backend="gloo", device="CPU")
     allocator = Allocator(r, allocated=0)
@@ -237,7 +238,7 @@ def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
         if event["name"] == "[memory]":
             event["args"] |= {"Device Id": -1, "Device Type": 0}
     run = built_run(folder, [r])
-    beside = SideFiles(memory=(MemoryEdge(0, 1, "end optimizer_step", counted),))
+    beside = SideFiles(memory=(Row(rank=0, step=1, label="end optimizer_step", bytes_by=counted),))
     return seen(replace(run, beside=beside))
 
 

@@ -28,7 +28,7 @@ def test_all_of_a_recorded_gpt_has_owners(code: CodeCosts) -> None:
 
 
 def test_modules_nest_and_sum_up(code: CodeCosts) -> None:
-    modules = {module.path: module for module in code.modules}
+    modules = {module.module: module for module in code.modules}
     blocks = [modules[f"GPT_0.Block_{k}"] for k in range(2)]
     assert blocks[0].inclusive.flops == blocks[1].inclusive.flops
     assert modules["GPT_0"].inclusive.device_ns > sum(block.inclusive.device_ns for block in blocks)

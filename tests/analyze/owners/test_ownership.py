@@ -9,10 +9,11 @@ from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels import call_costs
 from stepscope.analyze.match_owners import ownership_by_frames
-from stepscope.analyze.owner_costs import CodeNode, code_costs, owner_sums
+from stepscope.analyze.operators import call_costs
+from stepscope.analyze.owner_costs import code_costs, owner_sums
 from stepscope.analyze.ownership import Ownership
+from stepscope.records import Row
 
 STEP = 1000.0
 
@@ -140,7 +141,7 @@ def test_costs_by_line_and_module(owned: Ownership) -> None:
     # Python after backward, from when the engine began its last operator at 422 to 600, halved between two lines.
     assert lines["tools.py:3"].own.host_ns == pytest.approx((178_000 - 28_000) / 2, abs=15_000)
     assert lines["train.py:12"].inclusive.host_ns == pytest.approx(100_000 + 150_000, abs=30_000)
-    modules = {module.path: module for module in found.modules}
+    modules = {module.module: module for module in found.modules}
     assert modules["blocks"].inclusive.device_ns == 230_000
     assert modules["blocks.0.up"].backward.device_ns == 50_000
 
@@ -154,7 +155,7 @@ def test_what_follows_backward_is_not_its_own_where_a_range_ends_with_it(tmp_pat
         assert lines[line].own.host_ns >= (600 - 455) / 2 * 1000
 
 
-def found(node: CodeNode, *names: str) -> CodeNode:
+def found(node: Row, *names: str) -> Row:
     for name in names:
         node = next(child for child in node.children if child.name == name)
     return node

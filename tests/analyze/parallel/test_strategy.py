@@ -9,8 +9,9 @@ from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_ru
 
 from stepscope.analyze.collective_costs import rank_account
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
-from stepscope.analyze.pipeline import Action, PipelineView, pipeline_view, replayed, schedule_name
-from stepscope.document.report import ms_or_none
+from stepscope.analyze.pipeline import Action, pipeline_view, replayed, schedule_name
+from stepscope.document.rows import ms_or_none
+from stepscope.records import Row
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
 from stepscope.units import ms
@@ -95,8 +96,8 @@ def test_mesh_of_fsdp_and_tensor_parallel(tmp_path: Path, named: bool, sure: str
     found = strategy_of(built_run(tmp_path, ranks))
     assert (found.name, found.sure) == ("fsdp-zero3 x tp2", sure)
     sharded, tensor = found.dimensions
-    assert sharded.members == ((0, 2), (1, 3))
-    assert tensor.members == ((0, 1), (2, 3))
+    assert sharded.members == [(0, 2), (1, 3)]
+    assert tensor.members == [(0, 1), (2, 3)]
     gathered = next(u for u in sharded.uses if u.op == "all_gather" and u.phase == "forward")
     assert (gathered.count, gathered.size_bytes) == (2, 16_000_000)
 
@@ -157,7 +158,7 @@ def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -
     assert (found.name, found.sure) == ("local-sgd", "pattern")
 
 
-def view_of(run: Run) -> PipelineView:
+def view_of(run: Run) -> Row:
     found = pipeline_view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
     assert found is not None
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.analyze.log_stragglers import independent_samples, late_ranks, lateness, shows_late_ranks
+from stepscope.analyze.log_stragglers import late_ranks, log_lateness, shows_late_ranks
 from stepscope.analyze.stragglers import _recurring_late
 from stepscope.analyze.training_step import training_step
 from stepscope.run.side_files import CollectiveTimes, StepLog, step_log_of
@@ -74,7 +74,7 @@ def late_by_logs(logs: list[StepLog]) -> set[int]:
 
 def test_sleep_of_80_ms_is_measured_within_a_tenth_in_nine_of_ten_runs() -> None:
     rng = np.random.default_rng(17)
-    found = [lateness(two_ranks(rng, late_ms=80), window_steps=1000)[1] for _ in range(100)]
+    found = [log_lateness(two_ranks(rng, late_ms=80), window_steps=1000)[1] for _ in range(100)]
     assert sum(abs(ms(late.late_ns) - 80) <= 8 for late in found) >= 90
     assert sum(ms(late.low_ns) <= 80 <= ms(late.high_ns) for late in found) >= 95
 
@@ -105,11 +105,9 @@ def test_waits_on_the_device_show_in_the_times_of_collectives() -> None:
     assert sum(abs(ms(one.late_ns) - 80) <= 10 for (one,) in named) >= 0.9 * len(named)
 
 
-def test_shock_that_lasts_for_many_steps_is_few_independent_samples() -> None:
+def test_shocks_that_last_for_many_steps_name_nobody() -> None:
     rng = np.random.default_rng(18)
-    loose = rng.normal(size=100)
     lasting = np.repeat(rng.normal(size=10), 10) + 0.1 * rng.normal(size=100)
-    assert independent_samples(loose) > 60 and independent_samples(lasting) < 15
     own = OWN_MS + np.array([np.zeros(100), 30 * lasting])
     assert late_ranks(logs_of(own)) == []
 

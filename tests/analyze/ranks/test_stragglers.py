@@ -12,8 +12,9 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analyze import stragglers as judged_module
 from stepscope.analyze.account import account_of
 from stepscope.analyze.steadiness import device_states, device_warnings
-from stepscope.analyze.stragglers import Straggler, find_stragglers, training_stragglers, uneven_compute
+from stepscope.analyze.stragglers import find_stragglers, training_stragglers, uneven_compute
 from stepscope.diagnose.findings import diagnose
+from stepscope.records import Row
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
 from stepscope.run.side_files import StepLog, Telemetry, step_log_of
@@ -68,7 +69,7 @@ def device_slow(extra_ms: float) -> Slow:
     return lambda *_: (0.0, extra_ms * MS)
 
 
-def found(folder: Path, traces: list[RankTrace], **options: float) -> list[Straggler]:
+def found(folder: Path, traces: list[RankTrace], **options: float) -> list[Row]:
     return find_stragglers(aligned(built_run(folder, traces)), **options)  # type: ignore[arg-type]
 
 
@@ -128,15 +129,26 @@ def test_rank_late_in_few_steps_is_intermittent(tmp_path: Path) -> None:
         calls.append(begin)
         return slow(trace, begin) if len(calls) % 3 == 1 else (0.0, 0.0)
 
-    (straggler,) = found(tmp_path, job({1: sometimes}))
+    (straggler,) = found(tmp_path, job({1: sometimes}, steps=12))
     assert straggler.rank == 1
-    assert straggler.steps_late == 2
+    assert straggler.steps_late == 4
     assert not straggler.persistent
+    assert straggler.late_ns_per_step == pytest.approx(40e6 / 3, rel=0.02)
 
 
-def test_most_ranks_slow_is_no_straggler(tmp_path: Path) -> None:
-    """Three of four need longer: none of them is an outlier, and the quick one is late for nobody."""
-    assert found(tmp_path, job({1: device_slow(6), 2: device_slow(6), 3: device_slow(6)})) == []
+@pytest.mark.parametrize(("ranks", "late"), [(4, {1: 6, 3: 4}), (4, {1: 6, 2: 5, 3: 8}), (8, {0: 3, 5: 9})])
+def test_late_ranks_do_not_hide_each_other(tmp_path: Path, ranks: int, late: dict[int, int]) -> None:
+    named = found(tmp_path, job({rank: device_slow(extra_ms) for rank, extra_ms in late.items()}, ranks=ranks))
+    assert {one.rank: round(one.late_ns_per_step / 1e6) for one in named} == late
+
+
+def test_finding_names_the_range_that_takes_longer(tmp_path: Path) -> None:
+    def in_range(trace: RankTrace, begin: float) -> tuple[float, float]:
+        trace.annotation("augment", begin + 100, begin + 100 + 20 * MS)
+        return 20 * MS, 0.0
+
+    first = diagnose(account_of(built_run(tmp_path, job({2: in_range})))).findings[0]
+    assert (first.id, first.ranks) == ("straggler", (2,)) and "augment" in first.cause + first.remedy
 
 
 def test_longer_work_that_nobody_waits_for_is_no_straggler(tmp_path: Path) -> None:
@@ -276,7 +288,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, logged_ms: np.ndarray, traced_ms: np
     ranks = [SimpleNamespace(rank=rank) for rank in range(2)]
     monkeypatch.setattr(judged_module, "own_times", lambda _: traced_ms * 1e6)
     monkeypatch.setattr(judged_module, "common_steps", lambda _: np.array(WINDOW))
-    late = Straggler(1, "host", TRACED_LATE_MS * 1e6, 2, 5, 5.7, 1.1, {})
+    late = Row(rank=1, cause="host", late_ns_per_step=TRACED_LATE_MS * 1e6, steps_late=2, num_steps=5, evidence={})
     step_ms = np.nan_to_num(logged_ms.max(axis=0), nan=250.0) + 5
     logs = [log(rank, own, step_ms) for rank, own in enumerate(logged_ms)]
     shared: Any = SimpleNamespace(run=SimpleNamespace(ranks=ranks))

@@ -132,7 +132,7 @@ def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
 
 
-def saving_run(folder: Path, *, copies: int) -> Replay:
+def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
     """Return a job that copies tensors to the host after each step, the host busy 100 us before each copy."""
     r = RankTrace()
     at = 0.0
@@ -142,7 +142,14 @@ def saving_run(folder: Path, *, copies: int) -> Replay:
             r.kernel("gemm", at=at + 5, start=at + 10, end=at + 1010)
         at += 1012
         for _ in range(copies):
-            r.copy("DtoH (Device -> Pageable)", at=at + 100, start=at + 110, end=at + 160, call_us=62)
+            r.copy(
+                "DtoH (Device -> Pageable)",
+                at=at + 100,
+                start=at + 110,
+                end=at + 160,
+                call_us=62,
+                size_bytes=size_bytes,
+            )
             at += 165
         r.step(n, begin, at)
     found = replay_of(account_of(built_run(folder, [r])).shared)
@@ -155,6 +162,11 @@ def test_many_copies_to_the_host_in_a_row_save_state(tmp_path: Path) -> None:
     assert state_saves(replay.shared.run.ranks[0], replay.programs[0]).sum() == 20 * len(replay.steps)
     assert save_ns(replay) > 20 * 100e3
     assert without_state_saves(replay).period_ns == pytest.approx(1.01e6, rel=0.05)
+
+
+def test_values_read_one_by_one_are_no_state(tmp_path: Path) -> None:
+    replay = saving_run(tmp_path, copies=20, size_bytes=8)
+    assert not state_saves(replay.shared.run.ranks[0], replay.programs[0]).any()
 
 
 def unit_run(folder: Path, *, hooks: bool) -> Replay:

@@ -9,8 +9,9 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
-from stepscope.analyze.replay.removal import CriticalPath, critical_path
+from stepscope.analyze.replay.removal import critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.records import Row
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 
@@ -180,7 +181,7 @@ def test_nothing_is_the_profilers_where_plain_steps_take_longer_than_profiled_on
 EXPOSED_DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100), SYNC]
 
 
-def path_of(folder: Path, *programs: Sequence[Op]) -> CriticalPath:
+def path_of(folder: Path, *programs: Sequence[Op]) -> Row:
     replay = replay_of(simulate(*programs).aligned(folder))
     assert replay is not None
     path = critical_path(replay)
@@ -190,7 +191,7 @@ def path_of(folder: Path, *programs: Sequence[Op]) -> CriticalPath:
     return path
 
 
-def shares(path: CriticalPath) -> dict[tuple[int, str], float]:
+def shares(path: Row) -> dict[tuple[int, str], float]:
     out: dict[tuple[int, str], float] = defaultdict(float)
     for s in path.segments:
         out[(s.rank, s.what)] += s.pct
@@ -203,7 +204,6 @@ def test_path_runs_through_the_late_rank_alone(tmp_path: Path) -> None:
     assert by_rank[(1, "kernel")] > 50
     assert by_rank[(0, "kernel")] < 15
     assert by_rank[(2, "kernel")] < 15
-    assert path.slack_ns[0] > 500_000, "rank 0 could compute for longer and nobody would notice"
 
 
 def test_exposed_collectives_are_on_the_path_and_hidden_ones_are_not(tmp_path: Path) -> None:

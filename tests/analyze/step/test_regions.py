@@ -111,13 +111,17 @@ def every(n: int, **regions: float) -> Extra:
     return lambda step: regions if step % n == n - 1 else {}
 
 
-def log(rank: int = 0, *, extra: Extra = nothing, waits: Extra = nothing, slower_after: float = 1.0) -> StepLog:
+def log(
+    rank: int = 0, *, extra: Extra = nothing, waits: Extra = nothing, slower_after: float = 1.0, barrier: int = 0
+) -> StepLog:
     """Return 60 steps of 50 ms (data 2, forward 18, backward 28, optimizer 1, 1 outside) with a window at 20 to 24."""
     rng = np.random.default_rng(rank)
     lines: list[dict[str, Any]] = []
     at = 10**9
     for step in range(STEPS):
-        more, idle = dict(extra(step)), dict(waits(step))
+        more, idle = extra(step), waits(step)
+        calls = 4 + barrier * bool(more or idle)
+        more, idle = dict(more), dict(idle)
         factor = rng.normal(1, 0.01) * (slower_after if step >= 25 else 1.0)
         regions = {
             "data_loading": 2.0,
@@ -139,6 +143,7 @@ def log(rank: int = 0, *, extra: Extra = nothing, waits: Extra = nothing, slower
                 "profiled": in_window,
                 "phase": "window" if in_window else "before" if step < 20 else "after",
                 "regions": {name: {"ns": int(ms * 1e6), "n": 1} for name, ms in regions.items()},
+                "collectives": {"count": calls},
             }
         )
         at += dur
@@ -181,6 +186,16 @@ def test_single_long_step_without_a_name_is_a_hiccup_and_said() -> None:
     assert any("step 40 took" in line for line in found.notes)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_evaluation_is_part_of_the_step_from_its_second_time_on(times: int) -> None:
+    at = (30, 45)[:times]
+    found = training_step([log(extra=lambda step: {"evaluation": 6_500.0} if step in at else {})])
+    assert found is not None
+    recurs = times > 1
+    assert (found.mean_ns > 100e6) is recurs and bool(found.recurring.causes) is recurs
+    assert any("evaluation once, 6.5 s in step 30" in line for line in found.notes) is not recurs
+
+
 def test_longer_passes_in_some_steps_have_no_cause_but_their_region() -> None:
     found = training_step([log(extra=every(4, forward_pass=60.0))])
     assert found is not None and not found.recurring.causes
@@ -188,8 +203,10 @@ def test_longer_passes_in_some_steps_have_no_cause_but_their_region() -> None:
     assert max(found.work_gain_ns[0], key=found.work_gain_ns[0].__getitem__) == "forward_pass"
 
 
-def test_rank_that_alone_saves_makes_the_other_wait() -> None:
-    logs = [log(0, extra=every(5, checkpoint=100.0)), log(1, waits=every(5, outside=100.0))]
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_rank_that_alone_saves_makes_the_other_wait(barrier: int) -> None:
+    saves, waits = every(5, checkpoint=100.0), every(5, outside=100.0)
+    logs = [log(0, extra=saves, barrier=barrier), log(1, waits=waits, barrier=barrier)]
     found = training_step(logs)
     assert found is not None and found.recurring.causes == ("checkpoint",)
     assert found.recurring.rank_ns("checkpoint").tolist() == [pytest.approx(20e6, rel=0.1), 0.0]

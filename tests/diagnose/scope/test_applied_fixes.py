@@ -20,12 +20,12 @@ def launched(folder: Path, call: str, *, region: str | None = None) -> Account:
     for n in range(5):
         t = n * STEP
         r.step(n, t, t + STEP)
-        for k in range(10):
-            at = t + 5 + k * 195
+        for k in range(100):
+            at = t + 5 + k * 19
             if region:
-                r.annotation(region, at, at + 192)
-            with r.op("aten::add", at + 1, at + 190):
-                r.kernel("vectorized_elementwise_kernel", at=at + 180, start=at + 186, end=at + 194, call=call)
+                r.annotation(region, at, at + 19)
+            with r.op("aten::add", at + 1, at + 17):
+                r.kernel("vectorized_elementwise_kernel", at=at + 11, start=at + 15, end=at + 16, call=call)
     folder.mkdir(exist_ok=True)
     return account_of(built_run(folder, [r]))
 

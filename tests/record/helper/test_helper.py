@@ -95,6 +95,9 @@ def wait_until(what: Any, within_s: float = HANG_S) -> None:
 
 def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
     box, folder = open_box(tmp_path)
+    box.put_step(line(0))
+    log = folder / "rank00000.steps.jsonl"
+    wait_until(lambda: log.read_text().count("\n") == 2)
     os.kill(box.helper_pid, signal.SIGKILL)
 
     def dropped() -> int:
@@ -104,6 +107,39 @@ def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> 
     wait_until(dropped)
     box.finish(own_wait_s=5, grace_s=5)
     assert not (folder / "run.json").exists()
+    assert json.loads(log.read_text().splitlines()[1])["step"] == 0
+
+
+def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> None:
+    launch = {"out": str(tmp_path / "run"), "launch_id": "b", "attempt": "0"}
+    boxes = []
+    for rank in (1, 0):
+        more = {"rank": rank, "world_size": 2, "other_ranks_wait_s": HANG_S}
+        boxes.append(Outbox(on_reply=lambda _: None, settings=settings(tmp_path / f"scratch{rank}", **more)))
+        boxes[-1].put({"do": "launch", **launch})
+        boxes[-1].put_step('{"schema": 1}', *map(line, range(3)))
+    boxes[0]._close_pipe()  # as the end of its process does
+    boxes[1].put({"do": "claim", "run_id": "a", **launch})
+    wait_until(lambda: (tmp_path / "run" / "rank00001.facts.jsonl").exists())
+    boxes[1].put({"do": "close"})
+    assert boxes[1].finish(own_wait_s=HANG_S, grace_s=HANG_S)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["ranks"]["1"]["steps"]["count"] == 3 and run["missing_ranks"] == []
+    assert run["warnings"] == ["rank 1 was killed, after 3 steps"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([("killed", 900, None), ("killed", 100, None)], ["rank 1 was killed first, after 9 steps"]),
+        ([("killed", 900, None), ("closed", 100, "ValueError")], []),
+        ([("killed", 100, None), ("killed", 101, None)], ["2 ranks were killed at the same time, after 9 steps"]),
+        ([("closed", 900, None), ("killed", 100, None)], ["rank 1 was killed, after 9 steps"]),
+    ],
+)
+def test_T9_rank_killed_first_is_named(ends: list[tuple[str, int, str | None]], said: list[str]) -> None:
+    found = [facts(k, ended=how, ended_ns=10**6 * ms, failure=why) for k, (how, ms, why) in enumerate(ends)]
+    assert run_description(found, world_size=2, finished=True)["warnings"] == said
 
 
 @pytest.mark.slow

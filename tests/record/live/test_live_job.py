@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.job_environment import python_path
 from tests.limits import HANG_S
 from tests.record.script_runs import INJECT, SOURCE, environment
+from tests.two_ranks import on_two_ranks
 
 from stepscope.cli.main import main
 from stepscope.contract.live import LIVE_FOLDER, read_status
@@ -42,10 +42,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     where = tmp_path_factory.mktemp("live")
     config = RecordConfig(out=str(where / "run"), light=True, metrics="0", asked_pause_s=0.0, telemetry=False)
     environ = {**environment(), **config.to_env(), "PYTHONPATH": python_path(INJECT, SOURCE)}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-W", "ignore", *launcher, str(JOB), str(where)]
     with (where / "job.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            on_two_ranks(JOB, where), env=environ, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         logs = [where / "run" / f"rank{rank:05}.steps.jsonl" for rank in (0, 1)]
         until(lambda: process.poll() is not None or all(p.exists() and p.read_bytes().count(b"\n") > 9 for p in logs))

@@ -1,8 +1,6 @@
-"""Metrics equal the step log, in the forms that Prometheus and OpenTelemetry read, whatever the other side does."""
+"""Metrics equal the step log, in the form that Prometheus reads, whatever the other side does."""
 
 import contextlib
-import http.server
-import json
 import random
 import socket
 import threading
@@ -19,9 +17,7 @@ from stepscope.record.live.export import (
     BUCKETS_S,
     Endpoint,
     Metrics,
-    OtlpPush,
     address_from,
-    otlp_request,
     prometheus_text,
 )
 
@@ -96,26 +92,6 @@ def test_parts_of_the_job_so_far() -> None:
     assert found["stepscope_job_goodput{*}"] == pytest.approx(30 / sum(parts.values()))
 
 
-def test_open_telemetry_has_the_same_numbers() -> None:
-    samples = metrics_of(log(50)).samples()
-    body = otlp_request(samples, resource=LABELS, start_ns=1, now_ns=2)
-    metrics = {m["name"]: m for m in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
-    steps = metrics["stepscope.steps"]["sum"]
-    assert steps["dataPoints"][0]["asInt"] == "50" and steps["isMonotonic"] and steps["aggregationTemporality"] == 2
-    duration = metrics["stepscope.step.duration"]
-    points = duration["histogram"]["dataPoints"][0]
-    assert points["count"] == "45" and len(points["bucketCounts"]) == len(points["explicitBounds"]) + 1
-    assert duration["unit"] == "s" and metrics["stepscope.collective.size"]["unit"] == "By"
-    assert {
-        p["attributes"][0]["value"]["stringValue"] for p in metrics["stepscope.region.time"]["sum"]["dataPoints"]
-    } == {"forward_pass", "gradient_sync"}
-    json.dumps(body, allow_nan=False)
-
-
-def wait_for(event: threading.Event) -> None:
-    assert event.wait(HANG_S)
-
-
 @pytest.fixture
 def endpoint() -> Any:
     made = Endpoint("0", lambda: "x 1\n", local_rank=5)
@@ -177,39 +153,3 @@ def test_port_that_is_taken_is_said(endpoint: Endpoint) -> None:
 def test_wrong_addresses_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--metrics"):
         address_from(text)
-
-
-def test_push_reaches_a_collector_and_a_refusal_is_said() -> None:
-    bodies: list[Any] = []
-    got = threading.Event()
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(200 if len(bodies) == 1 else 503)
-            self.end_headers()
-            got.set()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        push = OtlpPush(url, metrics_of(log(3)).samples, resource=lambda: LABELS, period_s=0.01)
-        wait_for(got)
-        push.end()
-        push._thread.join(HANG_S)
-        server.shutdown()
-    assert bodies[0][0] == "/v1/metrics" and "resourceMetrics" in bodies[0][1]
-    assert len(bodies) > 1 and push.trouble == "the collector answered 503"
-
-
-def test_collector_that_is_gone_is_said() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    push = OtlpPush(f"http://127.0.0.1:{port}", list, resource=tuple, period_s=1000)
-    push.end()
-    push._thread.join(HANG_S)
-    assert push.trouble is not None and "did not take the metrics" in push.trouble

@@ -105,36 +105,6 @@ def lbfgs() -> Losses:
     return losses
 
 
-def optimizer_in_backward() -> Losses:
-    net, losses = small_model(), []
-    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in net.parameters()}
-
-    def step(p: torch.Tensor) -> None:
-        optimizers[p].step()
-        optimizers[p].zero_grad()
-
-    for p in net.parameters():
-        p.register_post_accumulate_grad_hook(step)
-    for batch in loader():
-        loss = loss_of(net, batch)
-        loss.backward()
-        losses.append(exact(loss))
-    return losses
-
-
-def by_hand() -> Losses:
-    net, losses = small_model(), []
-    for batch in loader():
-        loss = loss_of(net, batch)
-        loss.backward()
-        with torch.no_grad():
-            for p in net.parameters():
-                p -= 0.01 * p.grad
-                p.grad = None
-        losses.append(exact(loss))
-    return losses
-
-
 def without_loader() -> Losses:
     net, criterion, losses = ddp_model(), nn.MSELoss(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

@@ -25,7 +25,7 @@ def main():
     torch.manual_seed(0)
     model = nn.Linear(16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Slow(), batch_size=8, num_workers=2, multiprocessing_context=sys.argv[1])
+    loader = DataLoader(Slow(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1])
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         loss.backward()

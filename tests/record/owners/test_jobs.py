@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.job_environment import python_path
 from tests.limits import HANG_S
+from tests.two_ranks import on_two_ranks
 
 from stepscope.contract.run_folder import owners_file
 
@@ -28,8 +29,9 @@ def line_of(text: str) -> int:
 
 def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int = 22) -> tuple[list[str], list[dict]]:
     """Return what a recorded job printed, and the owners of its ranks."""
-    python = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else None
-    job = [*(python or [sys.executable]), str(JOB), mode, str(steps)]
+    modules = "torch.distributed.fsdp" if mode == "fsdp" else ""
+    words = [str(JOB), mode, str(steps)]
+    job = on_two_ranks(*words, modules=modules) if ranks == 2 else [sys.executable, *words]
     out = folder / "run"
     recorded = [sys.executable, "-m", "stepscope", "record", "--out", str(out), *options, "--", *job]
     printed = losses(recorded)
@@ -38,10 +40,10 @@ def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int =
 
 
 def losses(command: list[str]) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if "0x" in line)
+    return [line for line in done.stdout.splitlines() if "0x" in line]
 
 
 def user_lines(owners: dict, stack: int) -> list[tuple[str, int]]:
@@ -72,6 +74,7 @@ def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Pat
         assert in_forward and all(called in lines for lines in in_forward)  # below it: the compiled function
     if mode == "checkpoint":
         assert len(in_forward) == 6  # once more in the backward pass
+        assert_step_with_frames_is_in_no_timing(tmp_path / "run")
 
 
 def test_ranks_of_a_ddp_job_have_lines_modules_and_buckets(tmp_path: Path) -> None:
@@ -101,35 +104,27 @@ def test_fsdp_job_has_lines_for_its_collectives(tmp_path: Path) -> None:
         assert "blocks.1.up" in owners["modules"]
 
 
-def test_step_with_frames_is_in_no_timing(tmp_path: Path) -> None:
-    run_job("plain", tmp_path, "--steps", "4:6", steps=14)
-    lines = [json.loads(x) for x in (tmp_path / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
-    assert [x["step"] for x in lines if x["profiled"]] == [4, 5, 6, 7]
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert run["unprofiled_after"]["steps"] == len(lines) - 9  # 8 settles
+def assert_step_with_frames_is_in_no_timing(run_folder: Path) -> None:
+    lines = [json.loads(x) for x in (run_folder / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+    assert [x["step"] for x in lines if x["profiled"]] == [10, 11, 12, 13, 14, 15, 16]
+    run = json.loads((run_folder / "run.json").read_text())
+    assert run["unprofiled_after"]["steps"] == len(lines) - 18  # 17 settles
 
 
 LOADER_JOB = Path(__file__).with_name("loader_job.py")
 (PLANTED,) = [i for i, line in enumerate(LOADER_JOB.read_text().splitlines(), 1) if "the planted line" in line]
 
 
-def printed(command: list[str]) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if "0x" in line]
-
-
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_the_dataset_s_line_is_found_in_forked_workers(tmp_path: Path, start: str) -> None:
-    job = [sys.executable, str(LOADER_JOB), start]
-    record = [sys.executable, "-m", "stepscope", "record", "--steps", "4:6", "--out", str(tmp_path / "run"), "--"]
-    assert printed([*record, *job]) == printed(job)
-    owners = json.loads(gzip.decompress((tmp_path / "run" / owners_file(0)).read_bytes()))
-    if start == "spawn":
-        assert owners["loader"] is None and "loader" in owners["reasons"]
-        return
-    place, share = owners["loader"][0]
+def test_the_dataset_s_line_is_found_in_forked_workers(tmp_path: Path) -> None:
+    plain = losses([sys.executable, str(LOADER_JOB), "fork"])
+    found = {}
+    for start in ("fork", "spawn"):
+        out = tmp_path / start
+        record = [sys.executable, "-m", "stepscope", "record", "--steps", "4:6", "--out", str(out), "--"]
+        assert losses([*record, sys.executable, str(LOADER_JOB), start]) == plain
+        found[start] = json.loads(gzip.decompress((out / owners_file(0)).read_bytes()))
+    place, share = found["fork"]["loader"][0]
     assert place == f"loader_job.py:{PLANTED}"
     assert share > 0.9
-    assert "loader" not in owners["reasons"]
+    assert "loader" not in found["fork"]["reasons"]
+    assert found["spawn"]["loader"] is None and "loader" in found["spawn"]["reasons"]

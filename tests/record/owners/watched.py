@@ -13,7 +13,7 @@ def owners_in(step, *, model=None, number=7):
     assert frames.is_on, frames.why_not
     step()
     frames.end_mark()
-    owners, _ = owners_of(frames.end(), step=number, rank=0, model=model, max_events=1_000_000)
+    owners, _ = owners_of(frames.end(), step=number, rank=0, model=model, max_events=1_000_000, lines=frames.lines)
     return owners
 
 

@@ -15,6 +15,8 @@ import pytest
 from tests.limits import HANG_S
 from tests.record.script_runs import environment
 
+from stepscope.analysis import load
+from stepscope.analyze.thread_time import SampledSteps
 from stepscope.cli.main import main
 
 JOB = Path(__file__).parent / "beside_job.py"
@@ -53,60 +55,75 @@ def test_a_core_that_other_programs_use_is_no_stall_of_the_host(tmp_path: Path) 
     with ExitStack() as programs:
         for _ in range(2):
             programs.enter_context(busy(core))
-        found = report(tmp_path, "none", 120, core=core)
-    first = found["findings"][0]
-    assert (first["id"], first["title"]) == ("host-stall", "Training waits for a CPU core")
-    assert first["saving_pct"] > 30  # two programs of three on that core: up to 67
-    assert "pinned" in first["remedy"]
-    assert not [f for f in found["findings"] if "gc.freeze" in f["remedy"] and f["saving_pct"] > 10]
+        found = report(tmp_path, "none", 70, core=core)
     step = found["step"]
-    assert step["core_wait_ms"] == pytest.approx(first["cost_ms_per_step"], rel=0.01)
+    assert step["starved"] is True
+    assert step["core_wait_ms"] > 0.3 * (
+        step["core_wait_ms"] + step["unprofiled_ms"]
+    )  # two programs of three: up to 67 %
+    assert not [f for f in found["findings"] if "CPU core" in f["title"]]
+    assert not [f for f in found["findings"] if "gc.freeze" in f["remedy"] and f["saving_pct"] > 10]
 
 
-def finding(found: dict[str, Any], title: str) -> dict[str, Any]:
+def finding(found: dict[str, Any], title: str) -> dict[str, Any] | None:
+    """Return what the report says of the planted fault; None where other programs have the cores."""
     titles, step = [f["title"] for f in found["findings"]], found["step"]
-    if title not in titles and (step["core_wait_ms"] or 0.0) > 0.2 * step["profiled_ms"]:
-        pytest.skip("other programs have the cores: what the job does itself is unknown")
+    if step["starved"] or (step["core_wait_ms"] or 0.0) > 0.05 * step["profiled_ms"]:
+        return None
     assert title in titles, titles
     one: dict[str, Any] = found["findings"][titles.index(title)]
     assert one["id"] == "host-stall"
     return one
 
 
+def sampled(folder: Path) -> SampledSteps:
+    """Return the samples of the job: on a busy machine, too, they show where its threads were."""
+    (one,) = load(folder / "run").account.sampled
+    return one
+
+
 def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> None:
-    found = report(tmp_path, "hog", 60)
-    lines = (line_of("hog"), line_of("hog") - 1)  # its loop has two
-    titles = [f"Another thread holds the GIL (beside_job.py:{line})" for line in lines]
-    one = finding(found, next((t for t in titles if t in [f["title"] for f in found["findings"]]), titles[0]))
-    assert "thread writer" in one["cause"]
-    assert one["saving_pct"] > 10  # alone on two cores: over 80
-    assert not [f for f in found["findings"] if f["title"] == "The host stalls inside the step"]
+    found = report(tmp_path, "hog", 300)
+    held = sampled(tmp_path).gil_holder(device_busy=0.0)
+    assert held is not None
+    holder, _ = held
+    assert (holder.thread, holder.file) == ("writer", JOB.name)
+    assert holder.line in (line_of("hog"), line_of("hog") - 1)  # its loop has two
+    if one := finding(found, f"Another thread holds the GIL ({JOB.name}:{holder.line})"):
+        assert "thread writer" in one["cause"]
+        assert one["saving_pct"] > 10  # alone on two cores: over 80
+        assert not [f for f in found["findings"] if f["title"] == "The host stalls inside the step"]
 
 
 def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_path: Path) -> None:
-    one = finding(
-        report(tmp_path, "lock", 500),
-        f"The training thread waits for another thread (beside_job.py:{line_of('waiter')})",
-    )
-    assert f"beside_job.py:{line_of('holder')}" in one["cause"]
-    assert "thread writer" in one["cause"]
-    assert {w["line"] for w in one["where"]} == {line_of("waiter"), line_of("holder")}
-    assert one["saving_pct"] > 10
+    found = report(tmp_path, "lock", 500)
+    seen, waiter, holder = sampled(tmp_path), line_of("waiter"), line_of("holder")
+    held = seen.partner(seen.blocked & seen.at((JOB.name, waiter)))
+    assert held is not None and (held.thread, held.line) == ("writer", holder)
+    if one := finding(found, f"The training thread waits for another thread ({JOB.name}:{waiter})"):
+        assert f"{JOB.name}:{holder}" in one["cause"] and "thread writer" in one["cause"]
+        assert {w["line"] for w in one["where"]} == {waiter, holder}
+        assert one["saving_pct"] > 10
 
 
 def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
     found = report(tmp_path, "periodic", 400)
-    one = finding(found, f"A line takes long in some steps (beside_job.py:{line_of('periodic')})")
-    planted_ms = 200 / 23
-    # its clock goes on while it has no core: then it takes less, not more
-    assert 0.3 * planted_ms < one["saving_ms_per_step"] < 1.6 * planted_ms
+    seen, line = sampled(tmp_path), line_of("periodic")
+    assert (set(seen.log.step[seen.step[seen.at((JOB.name, line))]] % 23)) == {22}
+    if one := finding(found, f"A line takes long in some steps ({JOB.name}:{line})"):
+        planted_ms = 200 / 23
+        # its clock goes on while it has no core: then it takes less, not more
+        assert 0.3 * planted_ms < one["saving_ms_per_step"] < 1.6 * planted_ms
 
 
 def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, "growth", 300)
-    one = finding(found, f"Steps become longer during the run (beside_job.py:{line_of('growth')})")
-    early, late = (e["value"] for e in one["evidence"][:2])
-    assert late > 1.2 * early
+    found = report(tmp_path, "growth", 200)
+    seen, line = sampled(tmp_path), line_of("growth")
+    late, there = seen.log.step[seen.step] >= 100, seen.at((JOB.name, line))
+    assert (there & late).sum() > (there & ~late).sum()  # evenly spaced: steps with the line are longer
+    if one := finding(found, f"Steps become longer during the run ({JOB.name}:{line})"):
+        early, late = (e["value"] for e in one["evidence"][:2])
+        assert late == "unknown" or late > 1.2 * early  # of the last third, longer than the mean step
 
 
 def test_a_sampled_job_prints_and_learns_the_same(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-"""Updates of the parameters written by hand, without an optimizer: `by_hand.py add|assign`."""
-
-import sys
+"""Updates of the parameters written by hand: each is put in the place of the old one, which loops/ do not."""
 
 import torch
 
-how, steps = sys.argv[1], 14
+steps = 14
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
 for step in range(steps):
@@ -12,8 +10,5 @@ for step in range(steps):
     loss = model(torch.randn(4, 8)).square().mean()
     loss.backward()
     for p in model.parameters():
-        if how == "add":
-            p.data.add_(p.grad, alpha=-0.1)
-        else:
-            p.data = p.data - 0.1 * p.grad
+        p.data = p.data - 0.1 * p.grad
     print(step, float(loss).hex())

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope.cli.tune import FirstRun, Trials, first_run
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import rank_file
+from stepscope.lab.cli.tune import FirstRun, Trials, first_run
+from stepscope.lab.experiment import Trial
+from stepscope.lab.tune import ROUNDING, Candidate, candidates
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.launch.launch import BoundedRun, processes_of
 from stepscope.record.trial import Settings, TrialResults
-from stepscope.tune.experiment import ROUNDING, Candidate, Trial, candidates
 
 
 @pytest.fixture
@@ -143,8 +144,10 @@ def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Tria
 @pytest.mark.slow
 def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
     _, trials, found = tuned
-    assert [trial.steps for trial in found] == [STEPS, STEPS]
-    assert [one["step_ms"] for one in trials.records] == [trial.step_ms for trial in found]
+    assert [trial.steps.shape[1] for trial in found] == [STEPS, STEPS]
+    assert [one["step_ms"] for one in trials.records] == [
+        pytest.approx(trial.steps[0].tolist(), abs=1e-6) for trial in found
+    ]
 
 
 @pytest.mark.job
@@ -168,7 +171,7 @@ def test_two_ranks_end_together_with_all_steps_written(tmp_path: Path, monkeypat
     trials = Trials([*torchrun, SCRIPT], tmp_path, steps=60, warmup=2, limit_s=600)
     bucket = Candidate("bucket", ROUNDING, "", {"ddp.bucket_cap_mb": 5})
     found = trials("once", bucket)
-    assert found.failed is None and found.steps == 60 and found.took == ("ddp.bucket_cap_mb",)
+    assert found.failed is None and found.steps.shape[1] == 60 and found.took == ("ddp.bucket_cap_mb",)
     run = json.loads((tmp_path / "trials" / "000" / "run.json").read_text())
     assert run["finished"] and run["missing_ranks"] == [] and run["ddp"]["bucket_cap_bytes"] == 5 << 20
     assert [r["steps"]["count"] for r in run["ranks"].values()] == [62, 62]

@@ -1,6 +1,7 @@
 """Jobs that run in turn: one takes steps while the other is stopped, and none outlives the controller."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.tune import run_trial
-from stepscope.record.launch.launch import processes_of
+from stepscope.lab.cli.trials import run_trial
+from stepscope.record.launch.launch import end_processes_of, processes_of
 from stepscope.record.turns import Turns, TurnsError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -58,8 +59,10 @@ def test_ranks_of_two_jobs_take_turns(tmp_path: Path) -> None:
 
 RANK = """
 import os
+MORE = {}
 from stepscope.record.turns import steps_of_turn
-while steps_of_turn(os.environ["TURNS"], world_size=1, step_ns=1, on_device=False):
+report = {"world_size": 1, "pid": os.getpid(), "step_ns": 1, "on_device": False, "retries": 0, **MORE}
+while steps_of_turn(os.environ["TURNS"], **report):
     pass
 """
 CONTROLLER = f"""
@@ -84,6 +87,35 @@ def test_stopped_jobs_end_with_their_controller(ended_by: str) -> None:
         controller.send_signal(getattr(signal, ended_by))
     while processes_of(folder):
         time.sleep(0.05)
+
+
+def job_of(script: str, address: str) -> None:
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TURNS": address}, check=False)
+
+
+@pytest.mark.job
+def test_ranks_on_a_gpu_wait_and_only_their_children_are_stopped() -> None:
+    child = "import subprocess; subprocess.Popen(['sleep', '600']); MORE = {'on_device': True}"
+    addresses: list[str] = []
+
+    def job(address: str) -> None:
+        addresses.append(address)
+        job_of(RANK.replace("MORE = {}", child), address)
+
+    with Turns([job, job]) as turns:
+        for k in (0, 1, 1):
+            turns.run(k, 1)
+            while any(states(address) != {"S", "T"} for address in addresses):
+                time.sleep(0.05)
+    for address in addresses:
+        end_processes_of(address)
+
+
+@pytest.mark.job
+def test_jobs_that_do_not_fit_into_memory_together_take_no_turns() -> None:
+    short = partial(job_of, RANK.replace("MORE = {}", "MORE = {'on_device': True, 'retries': 1}"))
+    with pytest.raises(TurnsError, match="memory"), Turns([partial(job_of, RANK), short]):
+        pass
 
 
 def test_job_without_turns_is_an_error_and_its_own_error_is_raised() -> None:

@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.record.config import RecordConfig
+from stepscope.record.thread_samples import ThreadSamples
 from stepscope.record.window import budget as budget_module
 from stepscope.record.window.budget import Budget, TypicalStep, max_window_events
 from stepscope.record.window.guards import ProfilerGuard
@@ -53,6 +55,20 @@ def test_counted_steps_fill_the_window_up_to_the_budget(world: World) -> None:
     budget = Budget(CONFIG, usual=USUAL)
     assert budget.spent_at_step(9) is None
     assert "event budget: 11000" in str(budget.spent_at_step(10))
+
+
+@pytest.mark.parametrize("cpu_s", [0.005, 1.0])
+def test_memory_of_the_job_is_no_flood_of_events_that_no_cpu_time_was_there_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, cpu_s: float
+) -> None:
+    used = [0]
+    monkeypatch.setattr("stepscope.record.window.budget.time.process_time_ns", lambda: used[0])
+    budget = Budget(CONFIG, usual=TypicalStep(longest_s=1.0))
+    world.held_bytes += 50_000_000
+    world.now_s += 20.0
+    used[0] = int(cpu_s * 1e9)
+    spent = budget.spent_at_step(1)
+    assert ("memory grew as with" in str(spent)) is (cpu_s > 0.01)
 
 
 def test_T12_export_stays_far_below_the_groups_timeout() -> None:
@@ -261,3 +277,36 @@ def test_a_span_of_the_user_outlives_our_profiler(tmp_path: Path) -> None:
         [sys.executable, "job.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stdout[-40:] + done.stderr[-2000:]
+
+
+def test_threads_of_the_recorder_are_in_no_table_of_the_user_s_profiler() -> None:
+    over = threading.Event()
+
+    def waits_for_its_turn() -> None:
+        over.wait()
+
+    def profiled() -> str:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
+            torch.ones(3) + 1
+        return "\n".join(entry.key for entry in profiler.key_averages())
+
+    guard, samples = ProfilerGuard(), ThreadSamples()
+    thread = threading.Thread(target=waits_for_its_turn, daemon=True)
+    thread.start()
+    for step in range(4):
+        samples.on_step_end(step)
+    try:
+        assert "stepscope/record/thread_samples.py" in profiled()
+        guard.install()
+        found = profiled()
+        assert "stepscope/record/thread_samples.py" not in found
+        assert "waits_for_its_turn" in found and "aten::add" in found
+        guard.remove()
+        assert "stepscope/record/thread_samples.py" in profiled()
+    finally:
+        guard.remove()
+        over.set()
+        thread.join()
+        samples.on_watch(False)
+        samples._is_over = True
+        samples._over.release()

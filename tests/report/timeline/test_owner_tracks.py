@@ -8,7 +8,7 @@ from tests.report.timeline.test_slices import decoded, from_json, source
 
 from stepscope.report.chrome import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.timeline import LINES, MODULES, Filter, timeline_of, with_owner_tracks
+from stepscope.report.timeline import LINES, MODULES, Filter, timeline_of
 from stepscope.run.aligned import AlignedRun, aligned
 
 
@@ -18,7 +18,7 @@ def shared(tmp_path: Path) -> AlignedRun:
 
 
 def test_lines_and_modules_are_tracks_beside_every_event(shared: AlignedRun) -> None:
-    timeline = with_owner_tracks(timeline_of(shared), shared)
+    timeline = timeline_of(shared, owners=True)
     assert [track.name for track in timeline.ranks[0].tracks][-2:] == [LINES, MODULES]
     slices = decoded(perfetto_trace(timeline))[0]
     assert slices == from_json(chrome_trace(timeline))[0]
@@ -33,19 +33,16 @@ def test_lines_and_modules_are_tracks_beside_every_event(shared: AlignedRun) -> 
 
 
 def test_a_slice_is_as_long_as_its_owner_ran(shared: AlignedRun) -> None:
-    rank = decoded(perfetto_trace(with_owner_tracks(timeline_of(shared), shared)))[0][0]
+    rank = decoded(perfetto_trace(timeline_of(shared, owners=True)))[0][0]
     assert {dur for _, dur, name in rank if name == "blocks.0.up"} == {100_000}
 
 
 def test_filters_hold_for_them(shared: AlignedRun) -> None:
     short = Filter(min_ns=150_000)
-    kept = with_owner_tracks(timeline_of(shared, given=short), shared, given=short)
+    kept = timeline_of(shared, given=short, owners=True)
     assert "model.py:3 f" not in kept.names and "train.py:11 f" in kept.names
     device = Filter(gpu_only=True)
-    assert (
-        with_owner_tracks(timeline_of(shared, given=device), shared, given=device).categories
-        == timeline_of(shared, given=device).categories
-    )
+    assert timeline_of(shared, given=device, owners=True).categories == timeline_of(shared, given=device).categories
     one = Filter(steps=range(1, 2))
-    of_one = with_owner_tracks(timeline_of(shared, given=one), shared, given=one)
+    of_one = timeline_of(shared, given=one, owners=True)
     assert sum(name == "blocks.0.up" for _, _, name in decoded(perfetto_trace(of_one))[0][0]) == 1

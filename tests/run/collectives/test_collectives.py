@@ -16,8 +16,9 @@ from stepscope.analyze.collective_costs import collective_rows, rank_account
 from stepscope.contract.collectives import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
+from stepscope.run.collectives import Collectives, calls_of_operators, flight_calls
 from stepscope.run.load import Run, load
-from stepscope.run.rank import Collectives, Rank, calls_of_operators, flight_calls
+from stepscope.run.rank import Rank
 
 
 def rank(folder: Path, trace: RankTrace) -> Rank:

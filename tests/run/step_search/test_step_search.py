@@ -9,8 +9,8 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.run.load import Run, in_rounds, kernel_period, steps_between_marks, with_derived_steps
-from stepscope.run.rank import serving_step
 from stepscope.run.side_files import StepLog, step_log_of
+from stepscope.run.steps import serving_step
 
 LOADER, SGD, ADAM = "enumerate(DataLoader)#_Iter.__next__", "Optimizer.step#SGD.step", "Optimizer.step#Adam.step"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.trace.nccl import Choice, LoggedCollective, NcclLog, nccl_log
+from stepscope.records import Row
+from stepscope.trace.nccl import nccl_log
 
 RECORDED = Path(__file__).parents[2] / "data" / "nccl_logs"
 VERSIONS = [f"2.{minor}" for minor in range(14, 31)]
@@ -56,7 +57,7 @@ def test_lines_of_every_version(version: str, launcher: str) -> None:
     assert (log.num_ranks, log.num_nodes, log.local_ranks, log.num_rings, log.channels) == (2, 2, 1, 1, 24)
     assert log.transports == ({"NET/IB/GDRDMA": 1} if minor > 14 else {"P2P/IPC": 1})
     assert log.warnings == ("Connection refused",) and log.settings == {"NCCL_SOCKET_IFNAME": "eth0"}
-    assert log.collectives == (LoggedCollective("all_reduce", 8388608, 2, 1),)
+    assert log.collectives == (Row(op="all_reduce", size_bytes=8388608, num_ranks=2, count=1),)
     (made,) = log.communicators
     assert (made.rank, made.num_ranks, made.device, made.bus_id) == (1, 2, 1, "bb000")
     if minor >= 19:
@@ -64,11 +65,15 @@ def test_lines_of_every_version(version: str, launcher: str) -> None:
     else:
         assert made.id is None and made.init_s is None
     channels = 24 if minor >= 24 else None
-    expected = (Choice("all_reduce", 8388608, "RING", "SIMPLE", channels, 1),) if minor >= 20 else ()
+    expected = (
+        (Row(op="all_reduce", size_bytes=8388608, algorithm="RING", protocol="SIMPLE", channels=channels, count=1),)
+        if minor >= 20
+        else ()
+    )
     assert log.choices == expected
 
 
-def real(name: str, rank: int) -> NcclLog:
+def real(name: str, rank: int) -> Row:
     return nccl_log((RECORDED / name).read_bytes().splitlines(keepends=True), rank=rank)
 
 
@@ -79,8 +84,10 @@ def test_recorded_logs() -> None:
         assert set(log.transports) == {"NET/Socket"} and log.num_ranks == 4 and log.num_nodes == 4
         assert (log.max_bw_gb_per_s, log.total_bw_gb_per_s) == (1.2, 48.0)
         assert [c.rank for c in log.communicators] == [rank] and log.communicators[0].init_s is not None
-        assert log.infiniband_missing and log.collectives == (LoggedCollective("all_reduce", 4, 4, 1),)
-    assert logs[0].choices == (Choice("all_reduce", 4, "TREE", "LL", 1, 1),)
+        assert log.infiniband_missing and log.collectives == (Row(op="all_reduce", size_bytes=4, num_ranks=4, count=1),)
+    assert logs[0].choices == (
+        Row(op="all_reduce", size_bytes=4, algorithm="TREE", protocol="LL", channels=1, count=1),
+    )
     probe = real("probe_441.log", 0)
     assert probe.settings["NCCL_IB_DISABLE"] == "1" and probe.max_bw_gb_per_s is None
 

@@ -11,18 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host_time import HostParts, blocking_calls
-from stepscope.analyze.replay.graph import NOTHING, Program, by_item, without_calls
-from stepscope.analyze.replay.graph import host_part_ns as host_part_ns
-from stepscope.analyze.replay.graph import host_part_scaled as host_part_scaled
+from stepscope.analyze.phases import ADDING, backward_calls, regions
+from stepscope.analyze.replay.graph import (
+    NOTHING,
+    Program,
+    by_item,
+    host_part_ns as host_part_ns,
+    host_part_scaled as host_part_scaled,
+    without_calls,
+)
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
 from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, NO_CORE
 from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.step_line import Region
 from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.intervals import covered_ns, union
 from stepscope.records import once_per_record
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
-from stepscope.run.rank import Rank, enclosing
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, median, quantiles
 from stepscope.trace.table import EventKind, Int64s, by_string
 
@@ -132,12 +140,14 @@ def _shortened(program: Program, peers: Sequence[Program]) -> Program:
 
 # The run without checkpointing: consecutive copies to the host, and what the host does between and around them.
 #
-# Training reads single values from the device: a loss, a flag. Many copies to the host with nothing computed between
-# them are a model or an optimizer being saved. What the host does meanwhile (writing, hashing, packing) is the same
-# stop, recorded as a stall, as its own time or as waiting for the copies.
+# Training reads single values from the device: a loss, a flag, the elements of a result. Many copies of tensors to the
+# host with nothing computed between them are a model or an optimizer being saved. What the host does meanwhile
+# (writing, hashing, packing) is the same stop, recorded as a stall, as its own time or as waiting for the copies.
 
 # in a row: fewer are values that the loop reads
 _MIN_COPIES = 8
+# complex numbers of 128 bits; in a state that is saved half of the tensors at least are larger
+_ELEMENT_BYTES = 16
 
 
 def state_saves(rank: Rank, program: Program) -> Mask:
@@ -147,8 +157,12 @@ def state_saves(rank: Rank, program: Program) -> Mask:
     work = rank.work
     to_host = by_string(rank.trace, work.name, lambda s: "DtoH" in s or "DeviceToHost" in s).astype(bool)
     copies = (to_host & (work.kind == EventKind.COPY))[program.device_index]
+    size = rank.trace.arg("bytes").at(work.row[program.device_index], missing=_ELEMENT_BYTES + 1)
     run = np.cumsum(~copies)  # copies in a row have the same number as the item before them
-    return copies & (np.bincount(run[copies], minlength=int(run.max()) + 1)[run] >= _MIN_COPIES)
+    of_run, of_tensors = (
+        np.bincount(run[some], minlength=int(run.max()) + 1) for some in (copies, copies & (size > _ELEMENT_BYTES))
+    )
+    return copies & ((of_run >= _MIN_COPIES) & (2 * of_tensors >= of_run))[run]
 
 
 def save_ns(replay: Replay) -> float:
@@ -188,6 +202,7 @@ Change = Callable[[Replay], Replay]
 _OTHER_THAN_FACTOR = [f.name for f in fields(Replay) if f.name not in ("host_factor", "period_ns")]
 # the host's time for one step that is launched as a graph
 _GRAPH_LAUNCH_NS = 20_000
+_GRAPH_CALL_LAUNCHES = 15
 
 
 def at_any_factor(change: Change) -> Change:
@@ -311,9 +326,67 @@ def as_graph(replay: Replay) -> Replay:
         own = np.zeros(len(program))
         own[np.unique(program.step, return_index=True)[1]] = _GRAPH_LAUNCH_NS / max(replay.host_factor, 1e-9)
         host = replace(program.host, own_ns=np.minimum(own, program.host.own_ns).astype(np.int64))
-        return replace(program, host=host, tail=replace(program.tail, own_ns=np.zeros(1, np.int64)))
+        tail = replace(program.tail, own_ns=np.zeros(1, np.int64))
+        return replace(program, host=host, tail=tail, queued_gap_ns={})
 
     return rebuilt(replay, [launched_once(p) for p in replay.programs])
+
+
+# Forward and backward launched as graphs, everything else as it is: loss, clipping, optimizer, copies.
+#
+# The host's time for a graph, measured on an H200 with `make_graphed_callables` for 16 models, in launches of the eager
+# model: 15 for a call (static inputs, autograd's node) and one for each gradient that is added to its parameter. On the
+# device the kernels follow each other without the gap between separate launches. A wait of the host ends a graph.
+
+
+def passes_as_graphs(replay: Replay) -> Replay:
+    """Return the run with forward and backward launched as graphs; with all of it where no pass is known."""
+
+    def graphed(rank: Rank, program: Program) -> Program:
+        if not rank.has_device or not len(program):
+            return program
+        own, inside = program.host.own_ns.astype(float), in_passes(rank)[program.device_index]
+        graph = np.cumsum(_begins_pass(rank, program) | waits_inside(rank, program)) - 1
+        spent = np.bincount(graph, own)
+        launch_ns = float(np.median(own[inside])) if inside.any() else 0.0
+        added = np.bincount(graph, _gradients_added(rank, program))
+        taken = np.minimum(spent, launch_ns * (_GRAPH_CALL_LAUNCHES + added))
+        first = np.unique(graph, return_index=True)[1]
+        own[inside] = 0
+        own[first[inside[first]]] = taken[inside[first]]
+        return replace(program.with_own_ns(own), queued_gap_ns={})
+
+    ranks = replay.shared.run.ranks
+    return rebuilt(replay, [graphed(rank, program) for rank, program in zip(ranks, replay.programs, strict=True)])
+
+
+@once_per_record
+def in_passes(rank: Rank) -> Mask:
+    """Return which rows of a rank's work are of forward or backward; all of them where none is known to be."""
+    found = among(regions(rank).region, (Region.FORWARD, Region.BACKWARD))
+    return found if found.any() else np.ones(len(found), bool)
+
+
+def waits_inside(rank: Rank, program: Program) -> Mask:
+    """Return which items come after a wait of the host that has work of the same pass before it."""
+    inside, goes_on = in_passes(rank)[program.device_index], ~_begins_pass(rank, program)
+    return inside & goes_on & (program.released_by != NOTHING)
+
+
+def _begins_pass(rank: Rank, program: Program) -> Mask:
+    region = regions(rank).region[program.device_index]
+    begins = np.ones(len(program), bool)
+    begins[1:] = (region[1:] != region[:-1]) | (program.step[1:] != program.step[:-1])
+    return begins
+
+
+def _gradients_added(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
+    """Return for each item how many gradients autograd added to their parameters before it and after the last."""
+    found = backward_calls(rank)
+    when = np.sort(found.calls.start_ns[found.only(ADDING)])
+    launched = rank.trace["ts_ns"][rank.work.launch_row[program.device_index]]
+    at = np.searchsorted(launched, when[(when >= launched[0]) & (when <= launched[-1])])
+    return np.bincount(at, minlength=len(program)).astype(float)
 
 
 def faster_network(replay: Replay, speedup: float) -> Replay:

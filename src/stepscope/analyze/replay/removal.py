@@ -14,7 +14,7 @@ from math import hypot
 import numpy as np
 
 from stepscope.analyze.host_time import Activities, HostParts, activities
-from stepscope.analyze.owner_costs import COLUMNS, CodeCosts, Cost, LineCost, ModuleCost, OwnerSums
+from stepscope.analyze.owner_costs import COLUMNS, CodeCosts, Cost, OwnerSums
 from stepscope.analyze.ownership import Line, Mask, OwnedWork, OwnerName, Ownership, joined_owners, owner_name
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import (
@@ -37,9 +37,9 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor, with_host_factor
 from stepscope.intervals import EMPTY, Intervals, intersect
-from stepscope.records import ArrayRecord, dataclass, once_per_record
+from stepscope.records import ArrayRecord, Row, dataclass, once_per_record
 from stepscope.run.rank import Rank
-from stepscope.stats.robust import among, median
+from stepscope.stats.robust import among
 from stepscope.trace.table import NO_STRING, EventKind, Int64s
 from stepscope.units import printable
 
@@ -181,7 +181,7 @@ class Prediction:
     step_ns: float
     low_ns: float
     high_ns: float
-    #: the replay without the changes
+    #: without the changes: the measured step, the replay's where none was measured
     baseline_ns: float
     #: of the ranks that recorded the replayed steps
     rank_step_ns: dict[int, float]
@@ -193,7 +193,7 @@ def predict(
 ) -> Prediction:
     """Return the step of a run with all these changes, applied in order.
 
-    Where the replay takes longer than the step (`step_ns`) it is brought to it, and savings with it.
+    Predictions are the measured step (`step_ns`) less the saving; savings of a longer replay are scaled down to it.
     """
     whole_ns = step_ns or replay.period_ns
     all_of_them = together([fix for _, fix in changes], doubt=doubt)
@@ -201,14 +201,14 @@ def predict(
         all_of_them = replace(all_of_them, change=once_per_record(all_of_them.change))  # used twice on the same run
     saving = saving_of(replay, all_of_them, step_ns=whole_ns)
     scale = to_step(replay, whole_ns)
-    baseline_ns = replay.period_ns * scale
+    apart_ns = whole_ns - replay.period_ns * scale - all_of_them.formula_ns
     by_rank = _by_rank(replay if all_of_them.change is None else all_of_them.change(replay))
     return Prediction(
-        step_ns=max(0.0, baseline_ns - saving.ns),
-        low_ns=max(0.0, baseline_ns - saving.high_ns),
-        high_ns=max(0.0, baseline_ns - saving.low_ns),
-        baseline_ns=baseline_ns,
-        rank_step_ns={rank: max(0.0, ns * scale - all_of_them.formula_ns) for rank, ns in by_rank.items()},
+        step_ns=max(0.0, whole_ns - saving.ns),
+        low_ns=max(0.0, whole_ns - saving.high_ns),
+        high_ns=max(0.0, whole_ns - saving.low_ns),
+        baseline_ns=whole_ns,
+        rank_step_ns={rank: max(0.0, ns * scale + apart_ns) for rank, ns in by_rank.items()},
         changes=tuple(name for name, _ in changes),
     )
 
@@ -246,10 +246,13 @@ class Part(ArrayRecord):
 NO_PART = Part(EMPTY, EMPTY, np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
 
 
-def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Replay:
+def taken_out(
+    replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True, waits: bool = True
+) -> Replay:
     """Return the run in which these parts take `factor` of their time; 0 removes them.
 
-    Without `collectives` those stay as they are: ranks that still run theirs would wait for ever.
+    Without `collectives` those stay as they are: ranks that still run theirs would wait for ever. Without `waits` the
+    host no longer waits in them, whatever the factor.
     """
     ranks = replay.shared.run.ranks
     chosen = [
@@ -262,7 +265,8 @@ def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, col
         shorter = _shorter_host(rank, program, part, replay.steps, factor)
         duration = np.where(mask, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
         shorter = replace(shorter, duration_ns=duration)
-        programs.append(shorter if factor else _without_waits(rank, shorter, part, mask, replay.steps))
+        gone = mask & (not factor)
+        programs.append(shorter if factor and waits else _without_waits(rank, shorter, part, gone, replay.steps))
     return rebuilt(replay, programs, None if factor else meetings)
 
 
@@ -394,7 +398,7 @@ def _stream_wait_calls(rank: Rank) -> Int64s:
 
 # What each rank did for a line or a module, as the part that a replay can take out or scale.
 
-_TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
+_HOST, _DEVICE = (list(map(COLUMNS.index, names)) for names in (("host_ns", "blocked_ns"), ("device_ns", "comm_ns")))
 
 
 # which of some owned things belong to a part
@@ -422,8 +426,11 @@ def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
 
 
 def claimed_ns(owned: Ownership, sums: OwnerSums, name: OwnerName) -> float:
-    """Return all the time per step that an owner takes on a rank, host and device together: it saves no more."""
-    return float(sums.amount[name.chosen(owned, sums.owner)][:, _TIMES].sum())
+    """Return all the recorded time that an owner takes per step on a rank, on host and device: it saves no more."""
+    host, device = (
+        float(sums.amount[name.chosen(owned, sums.owner)][:, columns].sum()) for columns in (_HOST, _DEVICE)
+    )
+    return host / max(sums.host_share, 1e-3) + device
 
 
 def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Replay:
@@ -435,7 +442,7 @@ def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Repla
 
 MAX_REPLAYED = 10
 # share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it
-_WHOLE_STEP = 0.95
+_WHOLE_STEP, _MOSTLY = 0.95, 0.5
 
 
 def owner_savings(
@@ -465,26 +472,27 @@ def owner_savings(
     return found
 
 
-def worth_replaying(code: CodeCosts, of: Iterable[LineCost | ModuleCost]) -> list[str]:
+def worth_replaying(code: CodeCosts, of: Iterable[Row]) -> list[str]:
     """Return the first owners that the user can change: lines of the user's own and modules, none around the step."""
-    owners = [one.owner for one in of if not is_around_step(code, one) and (isinstance(one, ModuleCost) or one.is_user)]
+    owners = [one.owner for one in of if one.is_user and not is_around_step(code, one)]
     return owners[:MAX_REPLAYED]
 
 
-def is_around_step(code: CodeCosts, one: LineCost | ModuleCost) -> bool:
-    """Return whether a line or module holds nearly all that ranks did: without it there is no step."""
+def is_around_step(code: CodeCosts, one: Row) -> bool:
+    """Return whether a line or module holds nearly all that ranks did, and calls it: without it there is no step."""
 
     def held(cost: Cost) -> tuple[float, float]:
         return cost.host_ns + cost.blocked_ns, cost.device_ns + cost.comm_ns
 
+    if one.file and sum(held(one.own)) >= _MOSTLY * sum(held(one.inclusive)):
+        return False
     each = zip(held(one.inclusive), held(code.total), held(code.unowned), strict=True)
-    return all(own >= _WHOLE_STEP * (total - unowned) for own, total, unowned in each)
+    return all(all_ns >= _WHOLE_STEP * (total - unowned) for all_ns, total, unowned in each)
 
 
 # What decides the step? The critical path of host work, launches, kernels and collectives.
 #
-# Found on the replay: from the end of the last step back through the longest wait of each item. Items off the path
-# have slack: the delay that would not make the run end later.
+# Found on the replay: from the end of the last step back through the longest wait of each item.
 
 _MAX_SEGMENTS = 30
 _KINDS: dict[int, str] = {
@@ -500,45 +508,21 @@ _HOST_PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 _HOST_PARTS_NAMED = ("operators, launches and python", "loading data", "allocating device memory", "stalled")
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Time that one thing holds on the critical path."""
-
-    rank: int
-    #: host, launch (from a call to its start, or from one operation to the next), kernel, collective, copy, set
-    what: str
-    name: str
-    ns_per_step: float
-    pct: float
-
-
-@dataclass(frozen=True)
-class CriticalPath:
-    """The path of the steady steps, and how much slack each rank has."""
-
-    #: the largest first
-    segments: tuple[Segment, ...]
-    ns_per_step: float
-    #: time per step by `what`, over the whole path
-    what_ns: dict[str, float]
-    #: by rank: how much longer its compute could take without delaying the run, median over its kernels
-    slack_ns: dict[int, float]
-
-
-def critical_path(replay: Replay) -> CriticalPath:
-    """Return the critical path of a replay, per step."""
+def critical_path(replay: Replay, *, step_ns: float | None = None) -> Row:
+    """Return the critical path of a replay, per step; one that is longer than the step, if given, is brought to it."""
     duration, end, begin_ns, steps = _critical_path_replayed(replay)
     totals = _totals(replay, begin_ns, *_walk(replay.graph, duration, end, begin_ns))
     whole = sum(totals.values()) or 1.0
+    per_step = 1 / steps if step_ns is None else min(1 / steps, step_ns / whole)
     segments = [
-        Segment(rank, what, name, value / steps, 100 * value / whole)
+        Row(rank=rank, what=what, name=name, ns_per_step=value * per_step, pct=100 * value / whole)
         for (rank, what, name), value in sorted(totals.items(), key=lambda one: -one[1])[:_MAX_SEGMENTS]
         if value > 0
     ]
     by_what: dict[str, float] = defaultdict(float)
     for (_, what, _), value in totals.items():
-        by_what[what] += value / steps
-    return CriticalPath(tuple(segments), whole / steps, dict(by_what), _slack(replay, duration, end))
+        by_what[what] += value * per_step
+    return Row(segments=tuple(segments), ns_per_step=whole * per_step, what_ns=dict(by_what))
 
 
 def _critical_path_replayed(replay: Replay) -> tuple[Floats, Floats, float, int]:
@@ -581,10 +565,12 @@ def critical_work(replay: Replay, ownership: Sequence[Ownership | None]) -> list
     return found
 
 
-def critical_lines(replay: Replay, ownership: Sequence[Ownership | None]) -> dict[Line, float]:
+def critical_lines(
+    ownership: Sequence[Ownership | None], critical: Sequence[tuple[OwnedWork, Floats] | None]
+) -> dict[Line, float]:
     """Return the time on the critical path per step by the user's innermost line, in ns."""
     found: dict[Line, float] = defaultdict(float)
-    for owned, work in zip(ownership, critical_work(replay, ownership), strict=True):
+    for owned, work in zip(ownership, critical, strict=True):
         if owned is None or work is None:
             continue
         by_stack = np.zeros(len(owned.stacks) + 1)
@@ -699,15 +685,3 @@ class _Names:
         name = int(self._name[item]) if self._name is not None else NO_STRING
         text = "gloo" if self._name is None else "?" if name == NO_STRING else self._strings[name] or "?"
         return _KINDS.get(int(self._kind[item]), "other"), printable(text, width=120)
-
-
-def _slack(replay: Replay, duration: Floats, end: Floats) -> dict[int, float]:
-    graph = replay.graph
-    slack = graph.wiring.waits.latest(float(end.max()), duration) - end
-    out = {}
-    for index, rank in enumerate(replay.shared.run.ranks):
-        computes = np.tile(replay.programs[index].kind == EventKind.KERNEL, graph.repeats)
-        nodes = graph.device[index][computes & (graph.step[index] >= graph.num_steps // 2)]
-        if len(nodes):
-            out[rank.rank] = float(max(0.0, median(slack[nodes])))
-    return out

@@ -62,7 +62,9 @@ CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
 _MAX_SIBLINGS = 10_000
 
 
-def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None) -> Path:
+def claim_folder(
+    out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None, attempt: str | None = None
+) -> Path:
     """Return the folder of run `run_id`: the one that already has its claim, else a free one claimed now."""
     for number in range(1, _MAX_SIBLINGS):
         folder = _sibling(out, number)
@@ -70,7 +72,7 @@ def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | N
             if why_not := why_no_folder(folder):
                 raise UsageError(f"{folder}: not a safe place to write, since {why_not}; give another with --out")
             folder.mkdir(parents=True, exist_ok=True)
-            if _claim(folder, run_id=run_id, launch_id=launch_id):
+            if _claim(folder, run_id=run_id, launch_id=launch_id, attempt=attempt):
                 return folder
         except OSError as e:
             raise UsageError(f"{folder}: cannot write there: {e.strerror}; give another with --out") from e
@@ -92,7 +94,14 @@ def folders_of_launch(out: str | os.PathLike[str], launch_id: str) -> list[Path]
     return found
 
 
-def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
+def folder_of_attempt(out: str, launch_id: str, attempt: str, *, since_ns: int) -> Path | None:
+    """Return the newest folder that an attempt of a launch claimed since then, None without one."""
+    folders = [(_read_claim(folder), folder) for folder in folders_of_launch(out, launch_id)]
+    own = [folder for claim, folder in folders if claim.get("attempt") == attempt and claim["created_ns"] > since_ns]
+    return own[-1] if own else None
+
+
+def _claim(folder: Path, *, run_id: str, launch_id: str | None, attempt: str | None) -> bool:
     mine = _read_claim(folder).get("run_id")
     if mine is not None:
         return bool(mine == run_id)
@@ -102,6 +111,7 @@ def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
         {
             "run_id": run_id,
             "launch_id": launch_id,
+            "attempt": attempt,
             "created_ns": time.time_ns(),
             "host": os.uname().nodename,
             "pid": os.getpid(),

@@ -44,8 +44,6 @@ def live_settings(config: RecordConfig, place: Place, *, environ: Mapping[str, s
         "watch_stalls": config.watch_stalls,
         "metrics": config.metrics,
         "local_rank": place.local_rank or 0,
-        "otlp": config.otlp,
-        "otlp_period_s": config.otlp_period_s,
         "attempt": environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     }
 
@@ -285,6 +283,11 @@ class OpenRun:
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._probes: queue.Queue[str | None] = queue.Queue()
         self._claimed = False
+        self._of_launch = {
+            "out": str(config.out),
+            "launch_id": config.run_id,
+            "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        }
         self._channel: SideChannel | None = None
         self._clocks: list[dict[str, Any]] = []
         self.outbox = Outbox(
@@ -299,7 +302,8 @@ class OpenRun:
                 "live": live_settings(config, place, environ=os.environ),
             },
         )
-        leave_word(f"{HELPER}{self.outbox.helper_pid}")
+        self.outbox.put({"do": "launch", **self._of_launch})  # not in its environment, by which a launch is ended
+        leave_word(f"{HELPER}{self.outbox.helper_pid}", str(place.rank))
         self._thread = threading.Thread(target=self._in_background, name="stepscope", daemon=True)
         self._thread.start()
 
@@ -385,7 +389,7 @@ class OpenRun:
     def _claim(self, run_id: str) -> dict[str, Any]:
         self._claimed = True
         out = self.config.out
-        self.outbox.put({"do": "claim", "out": out, "run_id": run_id, "launch_id": self.config.run_id})
+        self.outbox.put({"do": "claim", "run_id": run_id, **self._of_launch})
         try:
             return self._replies.get(timeout=_CLAIM_S)
         except queue.Empty:

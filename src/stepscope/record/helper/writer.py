@@ -7,7 +7,8 @@ retried, and those that never succeed are counted in `run.json`.
 
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
-    {"do": "claim", "out", "run_id", "launch_id"}      choose a folder and write there -> {"folder"} or {"error"}
+    {"do": "claim", "out", "run_id", "launch_id", "attempt"}  choose a folder and write there -> {"folder"} or {"error"}
+    {"do": "launch", "out", "launch_id", "attempt"}    by which a folder is found after an early end
     {"do": "run", "folder"}                            write to rank 0's folder
     {"do": "trace", "plain", "name", "about": {...}}   verify, compress and move one exported trace
     {"do": "file", "plain", "name"}                    move one finished file as it is
@@ -38,6 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stepscope.contract.lateness import median
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import (
     RUN_JSON,
@@ -51,10 +53,10 @@ from stepscope.contract.run_folder import (
 from stepscope.errors import StepscopeError
 from stepscope.record.failsafe import DONE, ERRNO, HELPER, HELPER_VARIABLE, leave_word
 from stepscope.record.groups import flight_lines
-from stepscope.record.helper.claim import FULL, claim_folder
+from stepscope.record.helper.claim import FULL, claim_folder, folder_of_attempt
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
 from stepscope.record.live.live import Live
-from stepscope.record.step_statistics import StepStatistics, median
+from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.window.trace_file import compress_into, place_whole, sweep, trouble_with_export
 from stepscope.side_file import open_private
 from stepscope.units import ms
@@ -187,6 +189,26 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
 
 
 def _warnings(found: Sequence[Facts]) -> list[str]:
+    return [*_killed_first(found), *_changed_steps(found)]
+
+
+# ranks that one signal ends are gone within this
+_TOGETHER_NS = 10_000_000
+
+
+def _killed_first(found: Sequence[Facts]) -> list[str]:
+    ended = [f for f in found if f.get("ended_ns") and (f["ended"] == "killed" or f.get("failure"))]
+    ended.sort(key=lambda f: f["ended_ns"])
+    if not ended or ended[0]["ended"] != "killed":  # the traceback shows the other cause
+        return []
+    first, later = ended[0], ended[1:]
+    together = [f for f in later if f["ended"] == "killed" and f["ended_ns"] - first["ended_ns"] < _TOGETHER_NS]
+    if together:
+        return [f"{1 + len(together)} ranks were killed at the same time, after {first['steps']['count']} steps"]
+    return [f"rank {first['rank']} was killed{' first' if later else ''}, after {first['steps']['count']} steps"]
+
+
+def _changed_steps(found: Sequence[Facts]) -> list[str]:
     compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
     beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > 0.02 and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
@@ -382,6 +404,8 @@ class Retries:
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
 _CLAIM_S = 20.0  # for a folder on storage that fails; the training process waits 30
+_FIND_S = 5.0  # for the folder of the other ranks, after a process that was killed early
+_CLAIMED_BEFORE_NS = 60 * 10**9  # by a rank that started earlier than this one
 _MAX_CHECKPOINTS = 1_000  # the newest: they show which steps a restart has to repeat
 _LAST_TRIES_S = 60.0  # for all that is left when training is over
 
@@ -411,6 +435,8 @@ class Writer:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.parent = os.getppid()
+        self.began_ns = time.time_ns()
+        self.launch: dict[str, Any] = {}
         self.folder: Path | None = None
         self.has_folder = threading.Event()
         self.rank: int = settings["rank"]
@@ -475,6 +501,8 @@ class Writer:
             self.telemetry.end()
         self._watch(partial(self.live.ends, closed=self.closed))
         self.retries.end_within(_LAST_TRIES_S)
+        if self.folder is None and not self.closed and self.world_size > 1:
+            self._find_folder()
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
         self.packer.join()
@@ -511,6 +539,8 @@ class Writer:
         do = message.pop("do")
         if do == "claim":
             self._claim(message)
+        elif do == "launch":
+            self.launch = message
         elif do == "run":
             if trouble := self._open_folder(Path(message["folder"])):
                 _reply({"error": trouble})
@@ -547,6 +577,17 @@ class Writer:
             return
         trouble = self._open_folder(folder)
         _reply({"folder": str(folder)} if trouble is None else {"error": trouble})
+
+    def _find_folder(self) -> None:
+        """Find the folder of the other ranks: the training process was killed before it learned of it."""
+        until = time.monotonic() + _FIND_S
+        while self.launch.get("launch_id") and self.folder is None and time.monotonic() < until:
+            since_ns = self.began_ns - _CLAIMED_BEFORE_NS
+            with contextlib.suppress(OSError):
+                if folder := folder_of_attempt(**self.launch, since_ns=since_ns):
+                    self._open_folder(folder)
+                    return
+            time.sleep(_NAP_S)
 
     def _open_folder(self, folder: Path) -> str | None:
         try:
@@ -687,7 +728,12 @@ def _reply(message: dict[str, Any]) -> None:
 
 def _claim_folder(message: dict[str, Any]) -> Path:
     try:
-        return claim_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+        return claim_folder(
+            message["out"],
+            run_id=message["run_id"],
+            launch_id=message.get("launch_id"),
+            attempt=message.get("attempt"),
+        )
     except StepscopeError as e:
         if isinstance(e.__cause__, OSError) and may_pass(e.__cause__):
             raise e.__cause__ from None

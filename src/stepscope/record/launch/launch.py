@@ -16,8 +16,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,6 +124,8 @@ def trouble_of_helpers(seen: Path) -> str | None:
     numbers = [int(word.removeprefix(ERRNO)) for _, words in helpers for word in words if word.startswith(ERRNO)]
     unfinished = [pid for pid, words in helpers if DONE not in words]
     at_work = not alive.isdisjoint(unfinished)
+    begun = [seen / f"{HELPER}{pid}" for pid in unfinished if pid not in alive]
+    ranks = sorted({file.read_text() for file in begun if file.exists()})
     if errno.ENOENT in numbers:
         return "the run folder or its step log was removed while the job ran"
     if numbers:
@@ -130,7 +133,8 @@ def trouble_of_helpers(seen: Path) -> str | None:
         return f"writing failed: {os.strerror(numbers[0])}; {then}"
     if not unfinished:
         return None
-    return f"the helper process that writes the run {'is still at work' if at_work else 'was killed'}"
+    killed = f"the helper process of rank {', '.join(ranks)} was killed" if ranks else ""
+    return "; ".join(filter(None, [killed, "the helper process that writes the run is still at work" * at_work]))
 
 
 def _helpers(seen: Path) -> list[tuple[int, set[str]]]:
@@ -233,15 +237,20 @@ def sigterm_raises() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not on the main thread
+    with handled([signal.SIGTERM] if threading.current_thread() is threading.main_thread() else [], stop):
         yield
-        return
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle these signals, except for those that were ignored: `nohup` ignores one, and the job inherits that."""
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 # Pass a signal on to the job only if it did not reach the job directly.
@@ -275,12 +284,10 @@ def _pass_signals() -> Iterator[Any]:
         for number in early:
             job.send_signal(number)
 
-    before = {number: signal.signal(number, take) for number in _PASSED}
     try:
-        yield job_started
+        with handled(_PASSED, take):
+            yield job_started
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         canary.end()
 
 

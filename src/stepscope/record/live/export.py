@@ -1,23 +1,17 @@
-"""Export of one rank's metrics, by the settings: an endpoint to scrape, a collector to push to.
+"""Metrics of one rank, on an endpoint that Prometheus scrapes.
 
-Each is imported only where it is enabled: the helper stays small.
+Imported only where it is enabled: the helper stays small.
 """
 
 import contextlib
-import http
-import http.client
-import json
-import os
 import socket
 import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeGuard
-from urllib.parse import unquote, urlsplit
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 from stepscope.contract.step_line import (
@@ -30,10 +24,8 @@ from stepscope.contract.step_line import (
     waited_ns,
 )
 from stepscope.errors import UsageError
-from stepscope.version import __version__
 
-# Metrics of a rank: sums over its step log so far, under one name per convention (`stepscope_steps_total`,
-# `stepscope.steps`). What was never in a line is left out, not 0.
+# Metrics of a rank: sums over its step log so far. What was never in a line is left out, not 0.
 
 SUM, GAUGE, HISTOGRAM = "sum", "gauge", "histogram"
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -44,11 +36,11 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric by its OpenTelemetry name; Prometheus has underscores and the unit."""
+    """One metric; its name in Prometheus has underscores and the unit."""
 
     name: str
     kind: str
-    #: in UCUM, as OpenTelemetry has it: s, By, {step}
+    #: s, By, J, W; empty for counts
     unit: str
     help: str
 
@@ -56,27 +48,27 @@ class Metric:
 _METRICS = {
     name: Metric(f"stepscope.{name}", kind, unit, help)
     for name, kind, unit, help in (
-        ("steps", SUM, "{step}", "Training steps that ended."),
-        ("profiled_steps", SUM, "{step}", "Steps that ran under the profiler."),
+        ("steps", SUM, "", "Training steps that ended."),
+        ("profiled_steps", SUM, "", "Steps that ran under the profiler."),
         ("step.duration", HISTOGRAM, "s", "Time of a step without the profiler."),
         ("region.time", SUM, "s", "Time in a region of the step, without regions inside it."),
         ("own.time", SUM, "s", "Steps less the wait for other ranks' gradients, where it is known."),
-        ("own.steps", SUM, "{step}", "Steps that stepscope.own.time is the sum of."),
-        ("step.number", GAUGE, "{step}", "Number of the last step that ended."),
+        ("own.steps", SUM, "", "Steps that stepscope_own_time_seconds_total is the sum of."),
+        ("step.number", GAUGE, "", "Number of the last step that ended."),
         ("step.timestamp", GAUGE, "s", "When the last step ended, since 1970."),
         ("memory.host", GAUGE, "By", "Resident memory of the training process."),
         ("memory.allocated", GAUGE, "By", "Device memory held by tensors."),
         ("memory.reserved", GAUGE, "By", "Device memory held by the allocator."),
         ("memory.peak_allocated", GAUGE, "By", "Most device memory ever held by tensors."),
-        ("memory.allocator_retries", SUM, "{retry}", "Allocations that had to empty the cache."),
-        ("collectives", SUM, "{collective}", "Collectives that were issued."),
+        ("memory.allocator_retries", SUM, "", "Allocations that had to empty the cache."),
+        ("collectives", SUM, "", "Collectives that were issued."),
         ("collective.size", SUM, "By", "Bytes of collectives, where they are known."),
-        ("samples", SUM, "{sample}", "Samples of this rank, if its loop reports them."),
-        ("tokens", SUM, "{token}", "Tokens of this rank, if its loop reports them."),
-        ("flops", SUM, "{flop}", "Floating-point operations of this rank, where they were counted."),
+        ("samples", SUM, "", "Samples of this rank, if its loop reports them."),
+        ("tokens", SUM, "", "Tokens of this rank, if its loop reports them."),
+        ("flops", SUM, "", "Floating-point operations of this rank, where they were counted."),
         ("job.time", GAUGE, "s", "Time of this process so far by part of the job."),
-        ("job.goodput", GAUGE, "1", "Productive steps of the time since this process started, 0 to 1."),
-        ("job.attempt", GAUGE, "{attempt}", "Elastic restarts before this process."),
+        ("job.goodput", GAUGE, "", "Productive steps of the time since this process started, 0 to 1."),
+        ("job.attempt", GAUGE, "", "Elastic restarts before this process."),
         (
             "energy",
             SUM,
@@ -265,29 +257,16 @@ def _is_count(value: object) -> TypeGuard[int]:
 class Export:
     """Exports the lines it is given; `run` is the name of the run's folder, once it has one."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], *, rank: int, world_size: int, stall_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, rank: int, stall_s: Callable[[], float]) -> None:
         self.run = ""
         self._rank = rank
-        self._world_size = world_size
         self._stall_s = stall_s
-        self._host = settings.get("host", "")
         self._attempt = str(settings.get("attempt", "0"))
         self.metrics = Metrics()
-        self._endpoint: Any = None
-        self._push: Any = None
+        self._endpoint: Endpoint | None = None
         self._trouble: str | None = None
         try:
-            if settings.get("metrics"):
-                self._endpoint = Endpoint(settings["metrics"], self._text, local_rank=settings.get("local_rank", 0))
-            if settings.get("otlp"):
-                self._push = OtlpPush(
-                    settings["otlp"],
-                    self._samples,
-                    resource=self._resource,
-                    period_s=settings.get("otlp_period_s", 10.0),
-                )
+            self._endpoint = Endpoint(settings["metrics"], self._text, local_rank=settings.get("local_rank", 0))
         except UsageError as e:  # reported before the job started; here it can only be from another launcher
             self._trouble = str(e)
 
@@ -295,148 +274,18 @@ class Export:
         """Return the address of the metrics, and what failed; for the rank's facts."""
         return {
             "metrics_url": self._endpoint.url if self._endpoint is not None else None,
-            "trouble": self._trouble
-            or next((part.trouble for part in (self._endpoint, self._push) if part is not None and part.trouble), None),
+            "trouble": self._trouble if self._endpoint is None else self._endpoint.trouble,
         }
 
     def end(self) -> None:
-        """Push once more and let go of the port."""
-        if self._push is not None:
-            self._push.end()
+        """Let go of the port."""
         if self._endpoint is not None:
             self._endpoint.end()
 
-    def _samples(self) -> list[Sample]:
-        attempt = int(self._attempt) if self._attempt.isascii() and self._attempt.isdigit() else 0
-        return [*self.metrics.samples(stall_s=self._stall_s), (_METRICS["job.attempt"], (), attempt)]
-
     def _text(self) -> str:
-        return prometheus_text(self._samples(), labels=(("run", self.run), ("rank", str(self._rank))))
-
-    def _resource(self) -> Labels:
-        return (
-            ("service.name", "stepscope"),
-            ("host.name", self._host),
-            ("stepscope.run.name", self.run),
-            ("stepscope.rank", str(self._rank)),
-            ("stepscope.world_size", str(self._world_size)),
-            ("stepscope.attempt", self._attempt),
-        )
-
-
-# Metrics pushed to an OpenTelemetry collector: OTLP over HTTP, as JSON. Every push has all sums again, so a failed
-# one loses nothing. Credentials are in `OTEL_EXPORTER_OTLP_HEADERS`, as for other programs.
-
-_PATH = "/v1/metrics"
-
-
-def otlp_request(samples: Sequence[Sample], *, resource: Labels, start_ns: int, now_ns: int) -> dict[str, Any]:
-    """Return the body of an export: these samples of one resource (`service.name`, rank, run)."""
-    times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
-    metrics = [_metric(metric, found, times) for metric, found in _by_metric(samples).items()]
-    scope = {"scope": {"name": "stepscope", "version": __version__}, "metrics": metrics}
-    return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
-
-
-def _by_metric(samples: Sequence[Sample]) -> dict[Metric, list[Sample]]:
-    found: dict[Metric, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample[0], []).append(sample)
-    return found
-
-
-def _metric(metric: Metric, found: Sequence[Sample], times: Mapping[str, str]) -> dict[str, Any]:
-    points = [{**times, "attributes": _attributes(labels), **_value(value)} for _, labels, value in found]
-    about = {"name": metric.name, "unit": metric.unit, "description": metric.help}
-    if metric.kind == GAUGE:
-        return {**about, "gauge": {"dataPoints": points}}
-    grows = {"isMonotonic": True} if metric.kind == SUM else {}
-    return {**about, metric.kind: {"dataPoints": points, "aggregationTemporality": 2, **grows}}
-
-
-def _value(value: float | int | Histogram) -> dict[str, Any]:
-    if isinstance(value, Histogram):
-        return {
-            "count": str(sum(value.counts)),
-            "sum": value.total,
-            "bucketCounts": [str(count) for count in value.counts],
-            "explicitBounds": list(BUCKETS_S),
-        }
-    return {"asInt": str(value)} if isinstance(value, int) else {"asDouble": value}
-
-
-def _attributes(labels: Labels) -> list[dict[str, Any]]:
-    return [{"key": name, "value": {"stringValue": value}} for name, value in labels]
-
-
-def collector_from(url: str) -> tuple[str, int, bool, str]:
-    """Return host, port, whether it is HTTPS, and the path of a collector; a `UsageError` where it is none."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--otlp {url!r}: give the collector's address, such as http://localhost:4318")
-    path = parts.path.rstrip("/")
-    return parts.hostname, port or 4318, parts.scheme == "https", path if path.endswith(_PATH) else path + _PATH
-
-
-def headers_in(text: str) -> dict[str, str]:
-    """Return the headers in `name=value,name=value`; values may be percent-encoded.
-
-    >>> headers_in("api-key=a%20b, x=1,broken")
-    {'api-key': 'a b', 'x': '1'}
-    """
-    pairs = (part.partition("=") for part in text.split(","))
-    found = {name.strip(): unquote(value.strip()) for name, sign, value in pairs if sign and name.strip()}
-    return {name: value for name, value in found.items() if value.isprintable() and name.isprintable()}
-
-
-class OtlpPush:
-    """Pushes what `samples()` returns, until the process ends; `trouble` is why the last push failed."""
-
-    def __init__(
-        self, url: str, samples: Callable[[], Sequence[Sample]], *, resource: Callable[[], Labels], period_s: float
-    ) -> None:
-        self.trouble: str | None = None
-        self._to = collector_from(url)
-        self._samples = samples
-        self._resource = resource
-        self._period_s = period_s
-        self._start_ns = time.time_ns()
-        self._over = threading.Event()
-        self._headers = headers_in(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-        self._thread = threading.Thread(target=self._push_all, name="otlp", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Push once more; a collector that hangs does not hold up the end of the job."""
-        self._over.set()
-        self._thread.join(1.0)
-
-    def _push_all(self) -> None:
-        while not self._over.wait(self._period_s):
-            self._push()
-        self._push()
-
-    def _push(self) -> None:
-        host, port, secure, path = self._to
-        body = otlp_request(self._samples(), resource=self._resource(), start_ns=self._start_ns, now_ns=time.time_ns())
-        make = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = make(host, port, timeout=5.0)
-        try:
-            headers = {"Content-Type": "application/json", **self._headers}
-            connection.request("POST", path, json.dumps(body).encode(), headers)
-            answer = connection.getresponse()
-            answer.read(1 << 16)
-            self.trouble = None if answer.status < 300 else f"the collector answered {answer.status}"
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            self.trouble = (
-                f"the collector at {host}:{port} did not take the metrics: {getattr(e, 'strerror', None) or e}"
-            )
-        finally:
-            connection.close()
+        attempt = int(self._attempt) if self._attempt.isascii() and self._attempt.isdigit() else 0
+        samples = [*self.metrics.samples(stall_s=self._stall_s), (_METRICS["job.attempt"], (), attempt)]
+        return prometheus_text(samples, labels=(("run", self.run), ("rank", str(self._rank))))
 
 
 # Metrics as text that Prometheus scrapes: names with their unit, `_total` for what only grows, one line per value.
@@ -450,6 +299,13 @@ def prometheus_text(samples: Sequence[Sample], *, labels: Labels) -> str:
     return "".join(
         f"{line}\n" for metric, found in _by_metric(samples).items() for line in _lines(metric, found, labels)
     )
+
+
+def _by_metric(samples: Sequence[Sample]) -> dict[Metric, list[Sample]]:
+    found: dict[Metric, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample[0], []).append(sample)
+    return found
 
 
 def _lines(metric: Metric, found: Sequence[Sample], labels: Labels) -> Iterator[str]:

@@ -8,13 +8,13 @@ and the request for its training thread's stack.
 import contextlib
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepscope.contract.lateness import median
 from stepscope.contract.live import (
     LIVE_FOLDER,
     PLAN,
@@ -29,7 +29,6 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.helper.claim import create_whole
-from stepscope.record.step_statistics import median
 from stepscope.record.window.trace_file import place_whole
 
 # A profile window requested while the job runs: which steps, or why not. One rank decides for all.
@@ -204,7 +203,7 @@ class Live:
         self._last_over_s: float | None = None
         self._parent: int = settings.get("pid", 0)
         self._alarm = _alarm_window(settings, world_size) if rank == 0 else None
-        self._export = _export(settings, rank=rank, world_size=world_size, stall_s=self._stalled_s)
+        self._export = _export(settings, rank=rank, stall_s=self._stalled_s)
         self._export_state: dict[str, Any] = {}
 
     def opens(self, folder: Path) -> None:
@@ -388,11 +387,11 @@ def _alarm_window(settings: dict[str, Any], world_size: int) -> Any:
 
 
 def _export(settings: dict[str, Any], **about: Any) -> Any:
-    if not settings.get("metrics") and not settings.get("otlp"):
+    if not settings.get("metrics"):
         return None
     from stepscope.record.live.export import Export  # only then: the helper has to be there soon
 
-    return Export({**settings, "host": os.uname().nodename}, **about)
+    return Export(settings, **about)
 
 
 def window_outcome(folder: Path, rank: int, window: int) -> dict[str, Any] | None:

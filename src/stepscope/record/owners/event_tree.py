@@ -1,7 +1,9 @@
 """torch's tree of profiler events -> operators and Python calls, each with the stack of lines that led to it.
 
 A call event has the line that its caller was executing; that of an operator is the line of the call right above it.
-Operator syntax raises no call event: such an operator is between the calls before and after it in the same function.
+Operator syntax raises no call event: such an operator is on the line that `line_times` saw begin before it, or, where
+that is not known, between the calls before and after it in the same function. What another thread runs for a call, as
+autograd's do, was called by the line that waits for it at that moment: torch puts all of it below the first such call.
 
 The tree's parents are not always right: where a generator is closed early its return is never seen, and frames that
 have returned stay open. So a call's real caller is the nearest open frame with the file and function that it names.
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from stepscope.contract.run_folder import HOOK
+from stepscope.record.owners.line_times import Activation, LineTimes
 
 # File of a function: torch shortens file names by the folders of `sys.path`; here they get their paths back.
 #
@@ -45,6 +48,9 @@ _PLUMBING = (
     "contextlib.py",
     "functools.py",
 )
+
+
+_GENERATED = "torchinductor_"  # a folder of code that torch.compile wrote
 
 
 class Places:
@@ -103,7 +109,7 @@ class Places:
             folder in path for folder in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
         ):
             return PLUMBING if path.endswith(_PLUMBING) else LIBRARY
-        return USER
+        return LIBRARY if any(part.startswith(_GENERATED) for part in Path(path).parts) else USER
 
 
 # Distinct stacks of the user's frames: a call adds a frame to the stack that it was made from.
@@ -224,11 +230,12 @@ class Frame:
     module: int | None  # `id` of the innermost module
     is_ours: bool
     shown: str  # the function's name in stacks
+    lines: Activation | None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An operator, an annotation, or a Python call, which has no name."""
+    """An operator, an annotation, or a Python call or line, which has no name."""
 
     name: str | None
     thread: int
@@ -250,28 +257,83 @@ class _Visit:
     line_to: int
 
 
-def walked(roots: Iterable[Any], stacks: Stacks, *, max_events: int) -> list[Event]:
+@dataclass(frozen=True, slots=True)
+class _Called:
+    event: Event
+    frame: Frame | None
+
+
+def walked(roots: Iterable[Any], stacks: Stacks, *, max_events: int, lines: LineTimes | None = None) -> list[Event]:
     """Return operators and calls of the tree, parents before their children, siblings in order of start."""
     out: list[Event] = []
+    calls: list[_Called] = []
+    elsewhere: list[tuple[Any, _Called]] = []  # what runs on another thread than the call above it
     todo = [_Visit(root, None, None, 0) for root in reversed(list(roots))]
-    while todo:
+    while todo or elsewhere:
+        if not todo:
+            todo, elsewhere = _below_waiting(elsewhere, calls), []
         visit = todo.pop()
-        kind = visit.event.tag.name
+        event = visit.event
+        kind = event.tag.name
         if kind == _OPERATOR:
-            found = _operator(visit, stacks)
-            todo += _inherited(visit.event.children, visit.frame, found.stack)
-        elif kind == _C_CALL:
-            found, frame = _c_call(visit, stacks)
-            todo += _inherited(visit.event.children, frame, found.stack)
-        elif kind == _CALL:
-            found, frame = _call(visit, stacks)
-            todo += _inside(visit.event.children, frame)
+            out.append(_operator(visit, stacks))
+            todo += _inherited(event.children, visit.frame, out[-1].stack)
+        elif kind in (_CALL, _C_CALL):
+            found, frame = _c_call(visit, stacks) if kind == _C_CALL else _call(visit, stacks, lines)
+            out.append(found)
+            calls.append(_Called(found, frame))
+            elsewhere += [(child, calls[-1]) for child in event.children if child.start_tid != found.thread]
+            children = [child for child in event.children if child.start_tid == found.thread]
+            inside = frame if kind == _CALL else None
+            todo += _inside(children, inside) if inside else _inherited(children, frame, found.stack)
+            if inside is not None and inside.lines is not None:
+                out += _begun(found, inside, children, stacks)
         else:
-            todo += _inherited(visit.event.children, visit.frame, visit.stack)
-            continue
-        out.append(found)
+            todo += _inherited(event.children, visit.frame, visit.stack)
         if len(out) > max_events:
             raise TooManyEvents(f"the step with frames has over {max_events} events")
+    return out
+
+
+def _below_waiting(events: list[tuple[Any, _Called]], calls: list[_Called]) -> list[_Visit]:
+    """Return them below the innermost call that was open when each began, on the thread of the call above it."""
+    out: list[_Visit] = []
+    events.sort(key=lambda pair: pair[0].start_time_ns)
+    for thread in {above.event.thread for _, above in events}:
+        coming = [called for called in calls if called.event.thread == thread]
+        coming.sort(key=lambda called: -called.event.start_ns)
+        open_: list[_Called] = []
+        for event, above in events:
+            if above.event.thread != thread:
+                continue
+            while coming and coming[-1].event.start_ns <= event.start_time_ns:
+                _close(open_, coming[-1].event.start_ns)
+                open_.append(coming.pop())
+            _close(open_, event.start_time_ns)
+            called = open_[-1] if open_ else above
+            out.append(_Visit(event, called.frame, called.event.own_stack, 0))
+    out.sort(key=lambda visit: -visit.event.start_time_ns)
+    return out
+
+
+def _close(open_: list[_Called], at_ns: int) -> None:
+    while open_ and open_[-1].event.end_ns <= at_ns:
+        open_.pop()
+
+
+def _begun(call: Event, frame: Frame, children: Sequence[Any], stacks: Stacks) -> list[Event]:
+    """Return the lines of a function as they began, none inside a call: clocks differ by a microsecond."""
+    out: list[Event] = []
+    left = [(child.start_time_ns, child.end_time_ns) for child in reversed(children) if child.tag.name != _OPERATOR]
+    for at_ns, number in frame.lines.began() if frame.lines is not None else ():
+        at_ns = min(max(at_ns, call.start_ns), call.end_ns)
+        while left and left[-1][1] <= at_ns:
+            left.pop()
+        if left and left[-1][0] < at_ns:
+            start_ns, end_ns = left[-1]
+            at_ns = end_ns if 2 * at_ns > start_ns + end_ns else start_ns
+        stack = stacks.push(frame.stack, frame.file, frame.shown, number, number)
+        out.append(Event(None, call.thread, at_ns, at_ns, stack, stack, call.module, -1, False, call.is_ours))
     return out
 
 
@@ -294,7 +356,7 @@ def _c_call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame | None]:
     return _event(visit.event, None, stack, stack, frame.module, is_ours=frame.is_ours), frame
 
 
-def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
+def _call(visit: _Visit, stacks: Stacks, lines: LineTimes | None) -> tuple[Event, Frame]:
     fields = visit.event.extra_fields
     at, site, module = fields.caller, fields.callsite, fields.module
     caller = _caller(visit.frame, at)
@@ -305,14 +367,15 @@ def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
         caller.line = at.line_number
         stack = stacks.push(caller.stack, caller.file, caller.shown, caller.line, caller.line)
     file, function, line = site.file_name, site.function_name, site.line_number
-    kind = stacks.places.of(file)[1]
+    path, kind = stacks.places.of(file)
     is_ours = kind == OURS
     in_module_call = caller is not None and caller.function in _MODULE_CALLS and caller.file.endswith(_MODULE_FILE)
     shown = f"{function}{HOOK}" if kind == USER and in_module_call and function != "forward" else function
     inside = module.self_ptr if module is not None else caller.module if caller is not None else None
     own_stack = stacks.push(stack, file, shown, line, 0)
     event = _event(visit.event, None, stack, own_stack, inside, is_ours=is_ours)
-    return event, Frame(file, function, line, caller, stack, inside, is_ours, shown)
+    run = lines.of_call(path, function, line, event.start_ns, event.end_ns) if lines and kind == USER else None
+    return event, Frame(file, function, line, caller, stack, inside, is_ours, shown, run)
 
 
 def _event(
@@ -336,7 +399,9 @@ def _stack_of(visit: _Visit, stacks: Stacks) -> int:
     frame = visit.frame
     if frame is None:
         return EMPTY
-    return stacks.push(frame.stack, frame.file, frame.shown, frame.line, visit.line_to)
+    seen = frame.lines.line_at(visit.event.start_time_ns) if frame.lines is not None else None
+    line, line_to = (seen, seen) if seen is not None else (frame.line, visit.line_to)
+    return stacks.push(frame.stack, frame.file, frame.shown, line, line_to)
 
 
 def _caller(frame: Frame | None, at: Any) -> Frame | None:

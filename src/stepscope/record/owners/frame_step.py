@@ -31,7 +31,8 @@ from stepscope.contract.run_folder import (
 )
 from stepscope.contract.step_line import EVALUATE
 from stepscope.record.config import RecordConfig
-from stepscope.record.owners.event_tree import EMPTY, Event, Places, Stacks, below, walked
+from stepscope.record.owners.event_tree import EMPTY, USER, Event, Places, Stacks, below, walked
+from stepscope.record.owners.line_times import LineTimes
 from stepscope.record.owners.loader_samples import Line
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.guards import ProfilerGuard
@@ -361,6 +362,8 @@ class FrameStep(WatchedStep):
         self.step = step
         self._on_cut_short = on_cut_short
         self._mark: Any = None
+        self._places = Places()
+        self.lines = LineTimes(config.max_events // 2, self._user_path)
 
     def begin(self) -> None:
         """Start watching, and mark the step as those of the window are."""
@@ -371,6 +374,12 @@ class FrameStep(WatchedStep):
         if self.is_on:
             self._mark = torch.profiler.record_function(f"{_MARK}{self.step}")
             self._mark.__enter__()
+            self.lines.begin()
+
+    def end(self) -> Any:
+        """Return the profiler's results, None where the step could not be watched."""
+        self.lines.end()
+        return super().end()
 
     def give_way(self) -> None:
         """Stop at once: the user starts a profiler of their own, in which no mark of ours may end."""
@@ -382,11 +391,17 @@ class FrameStep(WatchedStep):
         super().stop(why_not)
         self._cut_short()
 
+    def _user_path(self, name: str) -> str | None:
+        path, kind = self._places.of(name)
+        return path if kind == USER else None
+
     def _cut_short(self) -> None:
+        self.lines.end()
         self._mark = None
         self._on_cut_short()
 
     def end_mark(self) -> None:
+        self.lines.end()
         mark, self._mark = self._mark, None
         if mark is not None and self.is_on:
             mark.__exit__(None, None, None)
@@ -400,12 +415,13 @@ def owners_of(
     model: "torch.nn.Module | None",
     max_events: int,
     loader: Mapping[Line, int] | None = None,
+    lines: LineTimes | None = None,
 ) -> tuple[Owners, list[str]]:
     """Return what the frames of a step say, and the user's files in it; `loader` has samples of workers by line."""
     collects = gc.isenabled()
     gc.disable()  # tens of thousands of new objects, none of them garbage
     try:
-        return _owners(results, step, rank, model, max_events, loader or {})
+        return _owners(results, step, rank, model, max_events, loader or {}, lines)
     finally:
         if collects:
             gc.enable()
@@ -418,8 +434,9 @@ def _owners(
     model: "torch.nn.Module | None",
     max_events: int,
     loader: Mapping[Line, int],
+    line_times: LineTimes | None,
 ) -> tuple[Owners, list[str]]:
-    stacks, lines, events = _read(results, max_events=max_events)
+    stacks, lines, events = _read(results, line_times, max_events=max_events)
     paths = _paths_of_modules({e.module for e in events if e.module is not None}, model=model)
     modules, names, used = _Numbers(), _Numbers(), _Numbers()
     mark = f"{_MARK}{step}"
@@ -471,10 +488,12 @@ def loader_shares(samples: Mapping[Line, int], root: str) -> list[list[str | flo
     return [[f"{below(file, root)}:{line}", count / total] for (file, line), count in largest]
 
 
-def _read(results: Any, *, max_events: int) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:
+def _read(
+    results: Any, lines: LineTimes | None, *, max_events: int
+) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:
     stacks = Stacks(Places())
     try:
-        return stacks, EXECUTING, walked(results.experimental_event_tree(), stacks, max_events=max_events)
+        return stacks, EXECUTING, walked(results.experimental_event_tree(), stacks, max_events=max_events, lines=lines)
     except (AttributeError, TypeError):  # private API
         stacks = Stacks(Places())
         return stacks, FUNCTIONS, walked(_function_tree(results.events()), stacks, max_events=max_events)

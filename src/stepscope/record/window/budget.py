@@ -4,6 +4,7 @@ The number of events in the profiler is not available. Three things bound it: th
 the growth of the process's own memory (200 to 300 bytes per event while recording), and time. Memory also grows for
 reasons in the job: its growth per step before the window is subtracted, and inside a step, where the job's tensors
 are allocated and freed, it indicates events only once the step took far longer than usual, as with a flood of events.
+There are no more events than the process had CPU time for: a busy machine makes steps long without any.
 """
 
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from stepscope.record.config import RecordConfig
 
 BYTES_PER_EVENT = 300
+_EVENT_NS = 1_000  # of CPU time, at least: an operator without work takes twice as long
 _FLOOD = 3.0
 
 
@@ -45,7 +47,7 @@ class Budget:
         self._usual = usual or TypicalStep()
         self._max_events = max_window_events(config, group_timeout_s=group_timeout_s)
         self._begin_s = self._looked_s = self._step_s = time.monotonic()
-        self._begin_bytes = anonymous_bytes()
+        self._begin_bytes, self._begin_cpu_ns = anonymous_bytes(), time.process_time_ns()
         self._steps_done = 0
 
     def spent_at_step(self, steps_done: int) -> str | None:
@@ -79,9 +81,10 @@ class Budget:
     def _too_many_held(self) -> str | None:
         own_bytes = self._usual.growth_bytes * (self._steps_done + 1)
         held = max(0, self._growth_bytes() - own_bytes) // BYTES_PER_EVENT
+        held = min(held, (time.process_time_ns() - self._begin_cpu_ns) // _EVENT_NS)
         if held <= self._max_events:
             return None
-        return f"event budget: about {held} events held, {self._max_events} allowed"
+        return f"event budget: memory grew as with {held} events, {self._max_events} allowed"
 
     def _spent(self, now_s: float) -> str | None:
         if now_s - self._begin_s > self._config.max_seconds:

@@ -4,11 +4,16 @@ A second profiler cancels the first, and stopping or exporting the cancelled one
 functions that every torch profiler calls (`_prepare_profiler`, `_enable_profiler`, `_disable_profiler` in
 `torch.autograd.profiler`) are wrapped: ours does not start while another one is active, and when another one starts
 while ours runs, ours is stopped first and its results are dropped.
+
+A profiler with stacks records all Python threads. Those of ours wait most of the time, which would be most of the time
+in the user's tables, so they are left out of what a profiler returns (`_parse_kineto_results`).
 """
 
+import contextlib
 import ctypes
 import functools
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,9 +40,15 @@ class ProfilerGuard:
         for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
             self._originals[name] = getattr(doors, name)
             setattr(doors, name, self._watched(name, self._originals[name]))
+        parse = self._originals[_PARSE] = getattr(doors.profile, _PARSE, None)
+        if parse is not None:
+            setattr(doors.profile, _PARSE, _without_our_threads(parse))
 
     def remove(self) -> None:
         """Restore the original functions, unless they were wrapped again after us."""
+        parse = self._originals.pop(_PARSE, None)
+        if parse is not None and getattr(getattr(doors.profile, _PARSE), "__wrapped__", None) is parse:
+            setattr(doors.profile, _PARSE, parse)
         for name, original in self._originals.items():
             if getattr(getattr(doors, name), "stepscope_guard", None) is self:
                 setattr(doors, name, original)
@@ -69,6 +80,60 @@ class ProfilerGuard:
 
         door.stepscope_guard = self  # type: ignore[attr-defined]
         return door
+
+
+_PARSE = "_parse_kineto_results"
+_OURS = re.compile(r"(^|/)stepscope/record/")
+_THREAD_BEGINS = re.compile(r"(^|/)threading\.py\(\d+\): _bootstrap$")
+_THREAD_RUNS = re.compile(r"(^|/)threading\.py\(\d+\): run$")
+
+
+def _without_our_threads(parse: Any) -> Any:
+    @functools.wraps(parse)
+    def parsed(profiler: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):  # a torch whose events are different: its tables stay as they are
+            result = _OthersResult(result, without_our_threads(result.events()))
+        return parse(profiler, result, *args, **kwargs)
+
+    return parsed
+
+
+class _OthersResult:
+    """A profiler's result with some of its events."""
+
+    def __init__(self, result: Any, events: Any) -> None:
+        self._result, self.events = result, lambda: events
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._result, name)
+
+
+def without_our_threads(events: Any) -> Any:
+    """Return a profiler's events without the Python calls of threads whose `run` is a function of the recorder's."""
+    calls = {event.python_id(): event for event in events if event.is_python_function()}
+    root: dict[int, int] = {}
+
+    def root_of(call: int) -> int:
+        path = []
+        while call not in root:
+            path.append(call)
+            above = calls[call].python_parent_id()
+            # threads that do nothing meanwhile are chained to each other: each begins with the same function
+            if above not in calls or above == call or _THREAD_BEGINS.search(calls[call].name()):
+                root[call] = call
+            else:
+                call = above
+        root.update(dict.fromkeys(path, root[call]))
+        return root[call]
+
+    ours = set()
+    for number, event in calls.items():
+        above = calls.get(event.python_parent_id())
+        if above is not None and _OURS.search(event.name()) and _THREAD_RUNS.search(above.name()):
+            ours.add(root_of(number))
+    if not ours:
+        return events
+    return [event for event in events if not event.is_python_function() or root_of(event.python_id()) not in ours]
 
 
 @functools.cache

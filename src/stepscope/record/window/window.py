@@ -24,6 +24,7 @@ from stepscope.contract.step_line import AFTER, WARMUP, WINDOW
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import group_timeout_s
+from stepscope.record.owners.line_times import is_ours
 from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.guards import NO_SIGN, ProfilerGuard, at_thread_end, this_thread
 from stepscope.record.window.kineto import Kineto, why_not_available
@@ -45,8 +46,9 @@ class Watchdog:
         self._called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)  # C holds no reference to it
 
     def start(self) -> None:
-        """Begin, where this is the main thread and it has no trace function."""
-        if threading.get_ident() != threading.main_thread().ident or sys.gettrace() is not None:
+        """Begin, where this is the main thread and it has no trace function of the user's."""
+        is_traced = sys.gettrace() is not None and not is_ours(sys.gettrace())
+        if threading.get_ident() != threading.main_thread().ident or is_traced:
             return
         if self._stopped is None:
             self._stopped = threading.Event()

@@ -10,8 +10,9 @@ from stepscope.analyze.account import Account
 from stepscope.cost.calibration import Calibration
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.report import plain, report_json
-from stepscope.document.sentence import headline_sentence, is_most, likely_text
+from stepscope.document.report import report_json
+from stepscope.document.rows import plain
+from stepscope.document.sentence import headline_sentence, likely_text
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed
@@ -78,10 +79,9 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
     shown["docs"] = {id_: text for id_ in dict.fromkeys(f["id"] for f in report["findings"]) if (text := _docs(id_))}
     step_ms = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
     shown["findings"] = [
-        {**f, "likely": likely_text(f, step_ms, " ms"), "is_most": is_most(f)} if f["saving_alone_ms"] > 0 else f
-        for f in report["findings"]
+        {**f, "likely": likely_text(f, step_ms, " ms")} if f["saving_alone_ms"] > 0 else f for f in report["findings"]
     ]
-    shown["details"] = {name: report["details"][name] for name in ("what_if", "code_trees")}
+    shown["details"] = {name: report["details"][name] for name in ("what_if", "code_trees", "training_lines")}
     # paths on the machine that made the page: not for those who read it
     shown["run"] = {name: value for name, value in report["run"].items() if name != "sources"}
     shown["ranks"] = [{k: v for k, v in rank.items() if k not in ("step_ms", "joins")} for rank in report["ranks"]]

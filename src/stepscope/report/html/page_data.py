@@ -12,28 +12,10 @@ import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import PARTS, RankBudget
-from stepscope.analyze.ownership import NOBODY, Ownership
 from stepscope.analyze.phases import NO_STEP
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.rank import Rank
-from stepscope.trace.table import NO_STRING
-from stepscope.trace.table import Int64s as table_Int64s
 from stepscope.units import NS_PER_MS
-
-# A stack of the user's program as one place in words.
-
-
-def user_line(owned: Ownership, stack: int) -> str | None:
-    """Return `train.py:42`, the innermost line of a stack that is the user's; None where it has none."""
-    line = owned.stacks.user_line(stack)
-    return None if line is None else f"{line[0]}:{line[1]}"
-
-
-# Who launched a kernel: which operator with which shapes, in which module, at which line, on which stream, how long
-# before it began?
-
-_MAX_SHAPES_LENGTH = 120
-_UNKNOWN = -1
 
 
 class Launch(NamedTuple):
@@ -44,55 +26,6 @@ class Launch(NamedTuple):
     module: str | None
     line: str | None
     stream: int | None
-
-
-def launches(account: Account, index: int, work: table_Int64s) -> tuple[list[Launch | None], table_Int64s]:
-    """Return the launch of each of these rows of a rank's work (-1: none), and from the call to the start in ns.
-
-    The delay is UNKNOWN where the call was not recorded.
-    """
-    rank = account.run.ranks[index]
-    known = work >= 0
-    delay = np.full(len(work), _UNKNOWN, np.int64)
-    if not known.any():
-        return [None] * len(work), delay
-    table, trace = rank.work, rank.trace
-    rows = work[known]
-    call = table.launch_row[rows]
-    delay[known] = np.where(call >= 0, np.maximum(table.start_ns[rows] - trace["ts_ns"][call], 0), _UNKNOWN)
-    op = table.op_row[rows]
-    shapes = trace.arg("input_dims").at(np.maximum(op, 0), missing=NO_STRING)
-    modules, lines = _owners(account, index, rows)
-    found = [
-        Launch(
-            trace.text(int(trace["name"][o])) if o >= 0 else None,
-            _short(trace.text(int(s))) if o >= 0 and s != NO_STRING else None,
-            module,
-            line,
-            stream if stream >= 0 else None,
-        )
-        for o, s, module, line, stream in zip(
-            op.tolist(), shapes.tolist(), modules, lines, table.stream[rows].tolist(), strict=True
-        )
-    ]
-    each = iter(found)
-    return [next(each) if there else None for there in known.tolist()], delay
-
-
-def _owners(account: Account, index: int, rows: table_Int64s) -> tuple[list[str | None], list[str | None]]:
-    owned = account.ownership[index]
-    if owned is None:
-        return [None] * len(rows), [None] * len(rows)
-    mine = owned.by_work.at(rows)
-    lines = {s: user_line(owned, s) for s in np.unique(mine.stack).tolist() if s != NOBODY}
-    modules = [None if m == NOBODY else owned.modules[m] for m in mine.module.tolist()]
-    return modules, [lines.get(s) for s in mine.stack.tolist()]
-
-
-def _short(text: str | None) -> str | None:
-    if text is None or len(text) <= _MAX_SHAPES_LENGTH:
-        return text or None
-    return text[: _MAX_SHAPES_LENGTH - 1] + "…"
 
 
 Int64s = npt.NDArray[np.int64]
@@ -342,7 +275,7 @@ def grid_of(account: Account) -> Grid | None:
     return Grid(tuple(view.rank.rank for view in account.ranks), tuple(steps), group_ns)
 
 
-def _numbers(rank: Rank, budget: RankBudget | None) -> table_Int64s:
+def _numbers(rank: Rank, budget: RankBudget | None) -> Int64s:
     if budget is None or not rank.steps.known or (budget.periods.step == NO_STEP).any():
         return np.empty(0, np.int64)
     return rank.steps.number[budget.periods.step]

@@ -5,21 +5,20 @@ because that is what the device did at the time.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import CAUSE_NAMES, Cause
-from stepscope.analyze.ownership import NOBODY, Ownership
+from stepscope.analyze.budget import CAUSE_NAMES, Cause, Timeline as Labelled
+from stepscope.analyze.host_time import call_stacks, host_calls
+from stepscope.analyze.ownership import NOBODY
 from stepscope.analyze.phases import NO_STEP, Phase, marks_of
 from stepscope.contract.collectives import OPS
 from stepscope.contract.names import CAUSES
 from stepscope.contract.step_line import Region
 from stepscope.intervals import complement, union
-from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.html.page_data import (
     KINDS,
     LANE_OF_KIND,
@@ -31,215 +30,82 @@ from stepscope.report.html.page_data import (
     Slices,
     Timeline,
     grid_of,
-    launches,
-    user_line,
 )
 from stepscope.run.aligned import UNMATCHED
-from stepscope.run.rank import PROFILER_STEP, Rank
-from stepscope.trace.table import EventKind, Int64s, rows_named
+from stepscope.run.rank import Rank
+from stepscope.run.steps import PROFILER_STEP
+from stepscope.trace.table import NO_STRING, EventKind, Int64s, rows_named
 from stepscope.units import readable_bytes
 
-# Where did a rank's device, or a rank without one, do nothing for long, and what was the host doing meanwhile?
-#
-# Each span is named by its cause and, where known, by the place: `host stalled: train.py:42`,
-# `data loading`, `host stalled: after aten::add_` where no owner was recorded.
+# What ran on one rank between two moments, on its own clock: kernels, collectives, copies, what the host was doing by
+# its own account, and where nothing ran.
 
-# of the step; shorter holes are no wider than a pixel
-_MIN_SHARE = 1 / 1000
-_MIN_NS = 10_000
-
-_HOSTS = (
-    Cause.LAUNCH, Cause.SYNC, Cause.COPY, Cause.AFTER_SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL,
-    Cause.SLOW_CALL,
+_ROW = np.dtype(
+    [
+        ("kind", np.uint8), ("start_ns", np.int64), ("end_ns", np.int64), ("wait_ns", np.int64), ("match", np.int64),
+        ("work", np.int64), ("name", object),
+    ]
 )  # fmt: skip
-
-# start, end and name of each
-Spans = tuple[Int64s, Int64s, list[str]]
-
-
-def _idle_spans(account: Account, index: int, *, start_ns: int, end_ns: int) -> Spans:
-    view = account.ranks[index]
-    if view.budget is None:
-        return np.empty(0, np.int64), np.empty(0, np.int64), []
-    idle = view.budget.idle
-    found = _of_host(view.rank, start_ns, end_ns) if idle is None else idle.slices
-    start, end = np.maximum(found[0], start_ns), np.minimum(found[1], end_ns)
-    label = found[2]
-    long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
-    rows = np.flatnonzero(long & (label < len(Cause)))
-    # of one rank and step: the longest are shown
-    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:300]])
-    places = _places(account, index, (start[rows] + end[rows]) // 2)
-    names = [_name(Cause(int(c)), place) for c, place in zip(label[rows], places, strict=True)]
-    return start[rows], end[rows], names
+Rows = npt.NDArray[np.void]
+_OF_REGION = {Region.FORWARD: "forward", Region.BACKWARD: "backward", Region.OPTIMIZER: "optimizer"}
+_OF_PHASE = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
 
 
-def _name(cause: Cause, place: str | None) -> str:
-    what = CAUSES[CAUSE_NAMES[cause]]
-    return f"{what}: {place}" if place and cause in _HOSTS else what
+def _rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> Rows:
+    rank = account.run.ranks[index]
+    parts = [
+        _kernels(account, index, start_ns, end_ns) if rank.has_device else _operators(account, index),
+        _collectives(account, index),
+        _ranges(rank, start_ns, end_ns),
+        _idle(account, index, start_ns, end_ns),
+    ]
+    out = np.concatenate([part[(part["end_ns"] > start_ns) & (part["start_ns"] < end_ns)] for part in parts])
+    turn = out["start_ns"] + out["wait_ns"]
+    out["start_ns"], out["end_ns"] = np.maximum(out["start_ns"], start_ns), np.minimum(out["end_ns"], end_ns)
+    out["wait_ns"] = np.clip(turn - out["start_ns"], 0, out["end_ns"] - out["start_ns"])
+    return out[np.lexsort((out["start_ns"], np.array(LANE_OF_KIND)[out["kind"]]))]
 
 
-def _of_host(rank: Rank, start_ns: int, end_ns: int) -> tuple[Int64s, Int64s, Int64s]:
-    trace, c = rank.trace, rank.collectives
-    rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
-    begun, ended = trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows]
-    near = (begun < end_ns) & (ended > start_ns)
-    busy = union(np.concatenate((begun[near], c.start_ns)), np.concatenate((ended[near], c.end_ns)))
-    holes = complement(busy, start_ns, end_ns)
-    return holes.start, holes.end, np.full(len(holes), Cause.STALL, np.int64)
-
-
-def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
-    rank, owned = account.run.ranks[index], account.ownership[index]
-    thread = np.full(len(moments), marks_of(rank).main_thread, np.int64)
-    nowhere: list[str | None] = [None] * len(moments)
-    lines = _lines(owned, thread, moments) if owned is not None else nowhere
-    if all(lines):
-        return lines
-    calls = account.ranks[index].costs.calls.calls
-    out: list[str | None] = []
-    for one, moment in zip(thread.tolist(), moments.tolist(), strict=True):
-        low, high = np.searchsorted(calls.thread, [one, one + 1])
-        at = low + int(np.searchsorted(calls.start_ns[low:high], moment, side="right")) - 1
-        if at < low:
-            out.append(None)
-            continue
-        word = "in" if calls.end_ns[at] > moment else "after"
-        out.append(f"{word} {rank.trace.strings[calls.name[at]]}")
-    after = out
-    around = _ranges(rank, thread, moments)
-    return [line or inside or last for line, inside, last in zip(lines, around, after, strict=True)]
-
-
-def _lines(owned: Ownership, thread: Int64s, moments: Int64s) -> list[str | None]:
-    stack = owned.host.owner.at(owned.host.at(thread, moments)).stack
-    return [None if s == NOBODY else user_line(owned, int(s)) for s in stack.tolist()]
-
-
-def _ranges(rank: Rank, thread: Int64s, moments: Int64s) -> list[str | None]:
-    trace = rank.trace
-    rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
-    rows = rows_named(trace, rows, lambda text: not text.startswith(("ProfilerStep#", "PyTorch Profiler")))
-    start, tid = trace["ts_ns"][rows], trace["tid"][rows]
-    end = start + trace["dur_ns"][rows]
-    out: list[str | None] = []
-    for one, moment in zip(thread.tolist(), moments.tolist(), strict=True):
-        inside = np.flatnonzero((tid == one) & (start <= moment) & (end > moment))
-        last = rows[inside[np.argmax(start[inside])]] if len(inside) else None
-        out.append(None if last is None else f"in {trace.strings[trace['name'][last]]}")
+def _table(
+    kind: Codes | str, start: Int64s, end: Int64s, name: Any, *, wait: Int64s | int = 0, match: Int64s | int = NO_MATCH,
+    work: npt.NDArray[np.integer[Any]] | int = NO_MATCH,
+) -> Rows:  # fmt: skip
+    out = np.empty(len(start), _ROW)
+    code = KINDS.index(kind) if isinstance(kind, str) else kind
+    for column, values in zip(_ROW.names or (), (code, start, end, wait, match, work, name), strict=True):
+        out[column] = values
     return out
 
 
-# What ran on one rank between two moments: kernels, collectives, copies, and what the host said it was doing.
-
-_CODE = {kind: code for code, kind in enumerate(KINDS)}
-_OF_REGION = {Region.FORWARD: "forward", Region.BACKWARD: "backward", Region.OPTIMIZER: "optimizer"}
-_OF_PHASE = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
-_COLUMNS = ("kind", "start_ns", "end_ns", "wait_ns", "match", "name", "work")
-
-Names = npt.NDArray[np.object_]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RankSlices(ArrayRecord):
-    """Slices of one rank by lane and start, on its own clock."""
-
-    kind: Codes
-    start_ns: Int64s
-    end_ns: Int64s
-    wait_ns: Int64s
-    match: Int64s
-    name: Names
-    #: row of the rank's work, -1 for what no device ran
-    work: Int64s
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def kept(self, most: int) -> "RankSlices":
-        """Return the longest `most` of them, still in order."""
-        if len(self) <= most:
-            return self
-        return self.rows(np.sort(np.argsort(self.start_ns - self.end_ns, kind="stable")[:most]))
-
-    def rows(self, rows: npt.NDArray[np.intp]) -> "RankSlices":
-        """Return these rows."""
-        return RankSlices(*(getattr(self, column)[rows] for column in _COLUMNS))
-
-
-def _rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> RankSlices:
-    rank = account.run.ranks[index]
-    work = _kernels(account, index) if rank.has_device else _operators(account, index)
-    found = [_overlapping(part, start_ns, end_ns) for part in (work, _collectives(account, index))]
-    found.append(_overlapping(_rank_slices_ranges(rank, start_ns, end_ns), start_ns, end_ns))
-    found.append(_idle(account, index, start_ns, end_ns))
-    joined = RankSlices(*(np.concatenate([getattr(p, column) for p in found]) for column in _COLUMNS))
-    return joined.rows(np.lexsort((joined.start_ns, np.array(LANE_OF_KIND)[joined.kind])))
-
-
-def innermost(start: Int64s, end: Int64s) -> list[tuple[int, int, int]]:
-    """Return `(row, start, end)` of pieces that do not overlap: at each instant the latest range to begin.
-
-    >>> innermost(np.array([0, 2]), np.array([10, 5]))
-    [(0, 0, 2), (1, 2, 5), (0, 5, 10)]
-    """
-    order = np.lexsort((-end, start)).tolist()
-    pieces: list[tuple[int, int, int]] = []
-    stack: list[int] = []
-    at = 0
-
-    def advance(to: int) -> None:
-        nonlocal at
-        while stack and end[stack[-1]] <= to:
-            top = stack.pop()
-            if end[top] > at:
-                pieces.append((top, at, int(end[top])))
-                at = int(end[top])
-        if stack and to > at:
-            pieces.append((stack[-1], at, to))
-        at = max(at, to)
-
-    for row in order:
-        advance(int(start[row]))
-        at = int(start[row])
-        stack.append(row)
-    if len(end):
-        advance(int(end.max()))
-    return pieces
-
-
-def _kernels(account: Account, index: int) -> RankSlices:
+def _kernels(account: Account, index: int, start_ns: int, end_ns: int) -> Rows:
     rank, budget = account.ranks[index].rank, account.ranks[index].budget
     work = rank.work
-    rows = np.flatnonzero(work.kind != EventKind.COMM_KERNEL)
-    kind = np.full(len(work), _CODE["other"], np.uint8)
-    if budget is not None and budget.regions is not None:
-        for region, name in _OF_REGION.items():
-            kind[budget.regions.region == region] = _CODE[name]
-    kind[work.kind == EventKind.COPY] = _CODE["copy"]
-    found = _plain(rank, kind[rows], work.start_ns[rows], work.end_ns[rows], work.name[rows])
-    return replace(found, work=rows)
+    near = (work.end_ns > start_ns) & (work.start_ns < end_ns)
+    rows = np.flatnonzero(near & (work.kind != EventKind.COMM_KERNEL))
+    regions = budget.regions if budget else None
+    other = np.full(len(rows), KINDS.index("other"), np.uint8)
+    kind = other if regions is None else _kinds(regions.region[rows], _OF_REGION)
+    kind[work.kind[rows] == EventKind.COPY] = KINDS.index("copy")
+    return _table(kind, work.start_ns[rows], work.end_ns[rows], _names(rank, work.name[rows]), work=rows)
 
 
-def _operators(account: Account, index: int) -> RankSlices:
+def _operators(account: Account, index: int) -> Rows:
     rank = account.run.ranks[index]
-    trace = rank.trace
-    rows = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
-    start, end, thread = trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows], trace["tid"][rows]
-    order = np.lexsort((-end, start, thread))
-    outermost = np.zeros(len(rows), bool)
-    for tid in np.unique(thread):
-        mine = order[thread[order] == tid]
-        outermost[mine] = np.concatenate(([True], start[mine][1:] >= np.maximum.accumulate(end[mine])[:-1]))
-    rows, start, end, thread = rows[outermost], start[outermost], end[outermost], thread[outermost]
-    phase = account.strategy.passes[index].at(start, thread)
-    kind = np.full(len(rows), _CODE["other"], np.uint8)
-    for code, name in _OF_PHASE.items():
-        kind[phase == code] = _CODE[name]
-    return _plain(rank, kind, start, end, trace["name"][rows])
+    calls = host_calls(rank)
+    top = np.flatnonzero(calls.parent < 0)
+    start = calls.start_ns[top]
+    phase = account.strategy.passes[index].at(start, calls.thread[top])
+    return _table(_kinds(phase, _OF_PHASE), start, calls.end_ns[top], _names(rank, calls.name[top]))
 
 
-def _collectives(account: Account, index: int) -> RankSlices:
+def _kinds(codes: npt.NDArray[np.integer[Any]], names: Mapping[Any, str]) -> Codes:
+    kind = np.full(len(codes), KINDS.index("other"), np.uint8)
+    for code, name in names.items():
+        kind[codes == code] = KINDS.index(name)
+    return kind
+
+
+def _collectives(account: Account, index: int) -> Rows:
     rank, shared = account.run.ranks[index], account.shared
     c, wait = rank.collectives, shared.wait_ns[index]
     matched = wait != UNMATCHED
@@ -249,46 +115,151 @@ def _collectives(account: Account, index: int) -> RankSlices:
     names = np.array(OPS, object)[c.op]
     on_device = np.flatnonzero(c.device_index >= 0)
     names[on_device] = _names(rank, rank.work.name[c.device_index[on_device]])
-    kind = np.where(matched, _CODE["transfer"], _CODE["unmatched"]).astype(np.uint8)
-    return RankSlices(kind, c.start_ns, c.end_ns, np.where(matched, wait, 0), match, names, c.device_index)
+    kind = np.where(matched, KINDS.index("transfer"), KINDS.index("unmatched")).astype(np.uint8)
+    wait = np.where(matched, wait, 0)
+    return _table(kind, c.start_ns, c.end_ns, names, wait=wait, match=match, work=c.device_index)
 
 
-def _idle(account: Account, index: int, start_ns: int, end_ns: int) -> RankSlices:
-    start, end, names = _idle_spans(account, index, start_ns=start_ns, end_ns=end_ns)
-    none = np.full(len(start), NO_MATCH, np.int64)
-    kind = np.full(len(start), _CODE["idle"], np.uint8)
-    return RankSlices(kind, start, end, np.zeros(len(start), np.int64), none, np.array(names, object), none)
-
-
-def _rank_slices_ranges(rank: Rank, start_ns: int, end_ns: int) -> RankSlices:
+def _ranges(rank: Rank, start_ns: int, end_ns: int) -> Rows:
+    """Return the ranges of the thread that has most of them, at each moment the innermost."""
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
     inside = (trace["ts_ns"][rows] < end_ns) & (trace["ts_ns"][rows] + trace["dur_ns"][rows] > start_ns)
     rows = rows_named(trace, rows[inside], lambda text: not text.startswith(PROFILER_STEP))
-    if len(rows):
-        threads, count = np.unique(trace["tid"][rows], return_counts=True)
-        rows = rows[trace["tid"][rows] == threads[np.argmax(count)]]
-    start = trace["ts_ns"][rows]
-    pieces = innermost(start, start + trace["dur_ns"][rows])
-    at = np.array([p[0] for p in pieces], np.int64)
-    begin, end = (np.array([p[k] for p in pieces], np.int64) for k in (1, 2))
-    return _plain(rank, np.full(len(at), _CODE["range"], np.uint8), begin, end, trace["name"][rows[at]])
+    threads, count = np.unique(trace["tid"][rows], return_counts=True)
+    calls = call_stacks(trace, rows[trace["tid"][rows] == threads[np.argmax(count)]] if len(rows) else rows)
+    edges = np.unique(np.concatenate((calls.start_ns, calls.end_ns)))
+    innermost = calls.innermost_at(np.full(len(edges), calls.thread[0] if len(rows) else 0), edges + 1)[:-1]
+    some = np.flatnonzero(innermost >= 0)
+    return _table("range", edges[:-1][some], edges[1:][some], _names(rank, calls.name[innermost[some]]))
 
 
-def _plain(rank: Rank, kind: Codes, start: Int64s, end: Int64s, name: npt.NDArray[np.int32]) -> RankSlices:
-    none = np.full(len(kind), NO_MATCH, np.int64)
-    return RankSlices(kind, start, end, np.zeros(len(kind), np.int64), none, _names(rank, name), none)
-
-
-def _names(rank: Rank, ids: npt.NDArray[np.int32]) -> Names:
+def _names(rank: Rank, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
     return np.array([*rank.trace.strings, "?"], object)[ids]  # NO_STRING is -1: the extra last one
 
 
-def _overlapping(s: RankSlices, start_ns: int, end_ns: int) -> RankSlices:
-    kept = s.rows(np.flatnonzero((s.end_ns > start_ns) & (s.start_ns < end_ns)))
-    start, end = np.maximum(kept.start_ns, start_ns), np.minimum(kept.end_ns, end_ns)
-    wait = np.clip(kept.start_ns + kept.wait_ns - start, 0, end - start)
-    return replace(kept, start_ns=start, end_ns=end, wait_ns=wait)
+# Where did a rank's device, or a rank without one, do nothing for long, and what was the host doing meanwhile?
+#
+# Each span is named by its cause and, where known, by the place: `host stalled: train.py:42`,
+# `data loading`, `host stalled: after aten::add_` where no owner was recorded.
+
+# of the step; shorter holes are no wider than a pixel
+_MIN_SHARE = 1 / 1000
+_MIN_NS = 10_000
+# of one rank and step; the longest are shown
+_MAX_IDLE = 300
+_HOSTS = (
+    Cause.LAUNCH, Cause.SYNC, Cause.COPY, Cause.AFTER_SYNC, Cause.ALLOCATOR, Cause.DATA, Cause.GC, Cause.STALL,
+    Cause.SLOW_CALL,
+)  # fmt: skip
+
+
+def _idle(account: Account, index: int, start_ns: int, end_ns: int) -> Rows:
+    view = account.ranks[index]
+    if view.budget is None:
+        return np.empty(0, _ROW)
+    idle = view.budget.idle
+    begun, ended, label = _holes(view.rank, start_ns, end_ns) if idle is None else idle.slices
+    start, end = np.maximum(begun, start_ns), np.minimum(ended, end_ns)
+    long = end - start >= max(_MIN_NS, _MIN_SHARE * (end_ns - start_ns))
+    rows = np.flatnonzero(long & (label < len(Cause)))
+    rows = np.sort(rows[np.argsort(start[rows] - end[rows], kind="stable")[:_MAX_IDLE]])
+    places = _places(account, index, (start[rows] + end[rows]) // 2)
+    names = [
+        f"{CAUSES[CAUSE_NAMES[cause]]}{f': {place}' if place and cause in _HOSTS else ''}"
+        for cause, place in zip(map(Cause, label[rows].tolist()), places, strict=True)
+    ]
+    return _table("idle", start[rows], end[rows], names)
+
+
+def _holes(rank: Rank, start_ns: int, end_ns: int) -> Labelled:
+    trace, c = rank.trace, rank.collectives
+    rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    begun, ended = trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows]
+    near = (begun < end_ns) & (ended > start_ns)
+    busy = union(np.concatenate((begun[near], c.start_ns)), np.concatenate((ended[near], c.end_ns)))
+    holes = complement(busy, start_ns, end_ns)
+    return Labelled(holes.start, holes.end, np.full(len(holes), Cause.STALL, np.uint8))
+
+
+def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
+    """Return the line that the host was at, else the range that it was in, else its last operator."""
+    rank, owned = account.run.ranks[index], account.ownership[index]
+    trace, main = rank.trace, marks_of(rank).main_thread
+    thread = np.full(len(moments), main, np.int64)
+    lines: list[str | None] = [None] * len(moments)
+    if owned is not None:
+        stacks = owned.host.owner.at(owned.host.at(thread, moments)).stack
+        lines = [_user_line(account, index, s) for s in stacks.tolist()]
+    if all(lines):
+        return lines
+    rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
+    ranges = call_stacks(
+        trace, rows_named(trace, rows, lambda text: not text.startswith((PROFILER_STEP, "PyTorch Profiler")))
+    )
+    around = ranges.innermost_at(thread, moments).tolist()
+    calls = account.ranks[index].costs.calls.calls
+    first = calls.of_thread(main).start
+    last = first + np.searchsorted(calls.start_ns[calls.of_thread(main)], moments, side="right") - 1
+    return [
+        line
+        or (f"in {trace.strings[ranges.name[inside]]}" if inside >= 0 else None)
+        or (
+            f"{'in' if calls.end_ns[at] > moment else 'after'} {trace.strings[calls.name[at]]}" if at >= first else None
+        )
+        for line, inside, at, moment in zip(lines, around, last.tolist(), moments.tolist(), strict=True)
+    ]
+
+
+# Who launched a kernel: which operator with which shapes, in which module, at which line, on which stream, how long
+# before it began?
+
+_MAX_SHAPES_LENGTH = 120
+_UNKNOWN = -1
+
+
+def _user_line(account: Account, index: int, stack: int) -> str | None:
+    """Return `train.py:42`, the innermost line of a stack that is the user's; None where it has none."""
+    owned = account.ownership[index]
+    line = owned.stacks.user_line(stack) if owned and stack != NOBODY else None
+    return None if line is None else f"{line[0]}:{line[1]}"
+
+
+def _launches(account: Account, index: int, work: Int64s) -> tuple[list[Launch | None], Int64s]:
+    """Return the launch of each of these rows of a rank's work (-1: none), and from the call to the start in ns.
+
+    The delay is UNKNOWN where the call was not recorded.
+    """
+    rank = account.run.ranks[index]
+    table, trace, strings = rank.work, rank.trace, (*rank.trace.strings, None)  # NO_STRING is -1: the last one
+    known = np.flatnonzero(work >= 0)
+    rows = work[known]
+    call, op = table.launch_row[rows], table.op_row[rows]
+    delay = np.full(len(work), _UNKNOWN, np.int64)
+    delay[known] = np.where(call >= 0, np.maximum(table.start_ns[rows] - trace["ts_ns"][call], 0), _UNKNOWN)
+    shapes = np.where(op >= 0, trace.arg("input_dims").at(np.maximum(op, 0), missing=NO_STRING), NO_STRING)
+    names = np.where(op >= 0, trace["name"][op], NO_STRING)
+    modules, lines = _owners(account, index, rows)
+    out: list[Launch | None] = [None] * len(work)
+    columns = (known, names, shapes, modules, lines, table.stream[rows])
+    for at, name, shape, module, line, stream in zip(*(np.asarray(c).tolist() for c in columns), strict=True):
+        text = _cut(strings[shape] or "", _MAX_SHAPES_LENGTH) or None
+        out[at] = Launch(strings[name], text, module, line, stream if stream >= 0 else None)
+    return out, delay
+
+
+def _owners(account: Account, index: int, rows: Int64s) -> tuple[Sequence[str | None], Sequence[str | None]]:
+    owned = account.ownership[index]
+    if owned is None:
+        return [None] * len(rows), [None] * len(rows)
+    mine = owned.by_work.at(rows)
+    lines = {s: _user_line(account, index, s) for s in np.unique(mine.stack).tolist()}
+    modules = [None if m == NOBODY else owned.modules[m] for m in mine.module.tolist()]
+    return modules, [lines[s] for s in mine.stack.tolist()]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 MAX_SLICES = 60_000
@@ -299,8 +270,7 @@ MAX_RANKS = 128
 _MAX_NAME_LENGTH = 160
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Window(ArrayRecord):
+class _Window(NamedTuple):
     step: int | None
     start_ns: Int64s
     end_ns: Int64s
@@ -333,17 +303,14 @@ def slices_of(
     ranks = account.run.ranks
     first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
     spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
-    chosen = list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
-    taken: list[tuple[int, RankSlices]] = []
+    taken: dict[int, Rows] = {}
     total = 0
-    for index in chosen:
+    for index in list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]:
         found = _rank_slices(account, index, start_ns=int(window.start_ns[index]), end_ns=int(window.end_ns[index]))
-        if taken and total + len(found) > most:
-            continue
-        taken.append((index, found))
-        total += len(found)
-    taken.sort(key=lambda pair: pair[0])
-    return _joined(account, window, taken, most=most)
+        if not taken or total + len(found) <= most:
+            taken[index] = found
+            total += len(found)
+    return _joined(account, window, dict(sorted(taken.items())), most=most)
 
 
 def slices_of_other_steps(
@@ -397,47 +364,41 @@ def _window(account: Account, number: int | None) -> _Window | None:
     return _Window(number, np.where(has, first - shift, 0), np.where(has, last - shift, 0), first - shift)
 
 
-def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
+def _joined(account: Account, window: _Window, taken: Mapping[int, Rows], *, most: int) -> Slices:
+    longest = {
+        i: np.sort(np.argsort(found["start_ns"] - found["end_ns"], kind="stable")[:most]) for i, found in taken.items()
+    }
+    parts = [found[longest[i]] for i, found in taken.items()]
+    rows, rank = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+    origin = window.origin_ns[list(taken)]
     names: dict[str, int] = {}
     by_launch: dict[Launch, int] = {}
-    parts = [found.kept(most) for _, found in taken]
-    matches = np.concatenate([p.match for p in parts])
-    used = np.unique(matches[matches != NO_MATCH])
-    made = [launches(account, i, p.work) for (i, _), p in zip(taken, parts, strict=True)]
+    used = np.unique(rows["match"][rows["match"] != NO_MATCH])
+    made = [_launches(account, i, p["work"]) for i, p in zip(taken, parts, strict=True)]
     launch = [by_launch.setdefault(one, len(by_launch)) if one else NO_MATCH for each, _ in made for one in each]
-    span = max(int(window.end_ns[i] - window.start_ns[i]) for i, _ in taken)
-    whole = [f for _, f in taken]
     notes = []
     if len(parts) < len(account.run.ranks):
         notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
-    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
-    if left_out:
+    if left_out := sum(map(len, taken.values())) - len(rows):
         notes.append(f"the {left_out:,} shortest slices are left out")
     return Slices(
         step=window.step,
-        ranks=tuple(account.run.ranks[i].rank for i, _ in taken),
-        span_ns=span,
-        rank=np.repeat(np.arange(len(parts)), [len(p) for p in parts]),
-        kind=np.concatenate([p.kind for p in parts]),
-        start_ns=np.concatenate([p.start_ns - window.origin_ns[i] for (i, _), p in zip(taken, parts, strict=True)]),
-        dur_ns=np.concatenate([p.end_ns - p.start_ns for p in parts]),
-        wait_ns=np.concatenate([p.wait_ns for p in parts]),
-        name=np.array(
-            [
-                names.setdefault((n if len(n) <= _MAX_NAME_LENGTH else n[: _MAX_NAME_LENGTH - 1] + "…"), len(names))
-                for p in parts
-                for n in p.name
-            ],
-            np.int64,
-        ),
-        match=np.where(matches == NO_MATCH, NO_MATCH, np.searchsorted(used, matches)),
+        ranks=tuple(account.run.ranks[i].rank for i in taken),
+        span_ns=int((window.end_ns - window.start_ns)[list(taken)].max()),
+        rank=rank,
+        kind=rows["kind"],
+        start_ns=rows["start_ns"] - origin[rank],
+        dur_ns=rows["end_ns"] - rows["start_ns"],
+        wait_ns=rows["wait_ns"],
+        name=np.array([names.setdefault(_cut(n, _MAX_NAME_LENGTH), len(names)) for n in rows["name"]], np.int64),
+        match=np.where(rows["match"] == NO_MATCH, NO_MATCH, np.searchsorted(used, rows["match"])),
         launch=np.array(launch, np.int64),
         delay_ns=np.concatenate([delay for _, delay in made]),
         names=tuple(names),
         launches=tuple(by_launch),
         matched=_matched(account, used),
         notes=tuple(notes),
-        origin_ns=int(window.origin_ns[taken[0][0]]),
+        origin_ns=int(origin[0]),
     )
 
 

@@ -24,6 +24,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.records import dataclass
 
 MAX_CONNECTIONS = 64
+_MAX_FIELDS = 32
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -109,7 +110,12 @@ class _Handler(BoundedHandler):
         path = self._behind_token(asked)
         status, found = HTTPStatus.OK, None
         try:
-            found = None if path is None else self.server.site(path, dict(parse_qsl(query, max_num_fields=32)))
+            fields = dict(parse_qsl(query, max_num_fields=_MAX_FIELDS))
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, _text(f"more than {_MAX_FIELDS} fields in the query"))
+            return
+        try:
+            found = None if path is None else self.server.site(path, fields)
         except StepscopeError as error:
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _text(f"{error}")
         except Exception as error:  # noqa: BLE001 - the page says it, the server goes on

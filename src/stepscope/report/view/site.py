@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.document.rows import TABLES
 from stepscope.records import dataclass
 from stepscope.report.view.server import EXPANDED, Answer, Site
-from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table, table_csv
 from stepscope.units import json_text, printable
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.analyze.memory_snapshot import PURPOSES, SnapshotView, history_of, purposes_of, snapshot_view
+from stepscope.analyze.memory_snapshot import PURPOSES, history_of, purposes_of, snapshot_view
+from stepscope.records import Row
 from stepscope.trace.memory_snapshot import read_memory_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "memory_snapshot"
@@ -52,7 +53,7 @@ def test_purposes_of_the_recorded_snapshot_sum_to_the_allocators_number() -> Non
     state = at_end["optimizer_state"]
     assert state is not None and state == pytest.approx(2 * truth["param_bytes"], rel=0.03)
     assert at_end["reserved_unused"] == truth["reserved"] - view.end.allocated_bytes
-    assert view.peak.by_line[0].place == "capture.py:214 (memory_snapshot)" and view.leaks == ()
+    assert view.peak.by_line[0].place == "capture.py:214 (memory_snapshot)" and not view.leaks
 
 
 class Allocator:
@@ -111,7 +112,7 @@ OPTIMIZER = (("torch/optim/sgd.py", 9, "step"), ("train.py", 11, "main"))
 REDUCER = (("??", 0, "c10d::Reducer::initialize_buckets()"), ("train.py", 4, "main"))
 
 
-def trained(path: Path, *, steps: int = 4, leak: int = 0) -> SnapshotView:
+def trained(path: Path, *, steps: int = 4, leak: int = 0) -> Row:
     a = Allocator()
     a.get(8 * MB, *MODEL)
     a.get(2 * MB, *REDUCER)
@@ -139,8 +140,8 @@ def test_planted_purposes_are_found(tmp_path: Path) -> None:
         "weights": 8, "communication_buffers": 2, "activations": 32, "gradients": 8, "temporaries": 4,
         "optimizer_state": 8, "reserved_unused": 1000 - 62,
     }  # fmt: skip
-    assert view.peak.by_line[0].place == "train.py:7 (forward)" and view.leaks == ()
-    assert view.step_end_bytes == (26 * MB,) * 4 and view.step_peak_bytes == (54 * MB, 62 * MB, 62 * MB, 62 * MB)
+    assert view.peak.by_line[0].place == "train.py:7 (forward)" and not view.leaks
+    assert view.step_end_bytes == [26 * MB] * 4 and view.step_peak_bytes == [54 * MB, 62 * MB, 62 * MB, 62 * MB]
 
 
 GATHER = (("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 70, "all_gather"), ("hook.py", 1, "hook"))
@@ -175,7 +176,7 @@ def test_leak_is_named_with_its_line(tmp_path: Path) -> None:
     view = trained(tmp_path / "s.pickle", leak=MB)
     (leak,) = view.leaks
     assert (leak.place, leak.steps, leak.size_bytes) == ("train.py:8 (forward)", 4, 4 * MB)
-    assert view.step_end_bytes == tuple((27 + i) * MB for i in range(4))
+    assert view.step_end_bytes == [(27 + i) * MB for i in range(4)]
 
 
 def test_what_was_there_before_is_unknown_with_a_reason(tmp_path: Path) -> None:

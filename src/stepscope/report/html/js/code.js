@@ -40,11 +40,20 @@ function code(report) {
     el("p", { class: "quiet" }, unownedText(report.unowned)),
     el("div", { class: "controls" }, overs, metrics,
       el("span", { class: "quiet" }, "click to zoom; or focus, arrow keys, Enter and Escape")),
-    holder, key, el("h3", {}, "Lines"), table("lines", report.code, LINE_COLUMNS, { sort: report.code.some((r) => r.saving_ms > 0) ? "saving_ms" : null }),
+    holder, key, el("h3", {}, "Lines"), ...linesTable(report),
     report.modules.length ? foldedLater("modules as a table", () => table("modules", report.modules, MODULE_COLUMNS)) : null);
   restore();
   state.onChange(restore);
   return box;
+}
+
+// Lines by what removing them saves. Training needs those that call the model, backward, the optimizer or the loader:
+// they come last.
+function linesTable(report) {
+  const needed = new Set(report.details.training_lines ?? []), isNeeded = (row) => needed.has(`${row.file}:${row.line}`);
+  const rows = report.code.some((r) => r.saving_ms > 0) ? [...report.code].sort((a, b) => Number(isNeeded(a)) - Number(isNeeded(b)) || (b.saving_ms ?? -1) - (a.saving_ms ?? -1)) : report.code;
+  const note = rows.some(isNeeded) && rows.some((r) => !isNeeded(r)) ? "Lines that call the model, backward, the optimizer or the loader come last." : null;
+  return [note && el("p", { class: "quiet" }, note), table("lines", rows, LINE_COLUMNS)];
 }
 
 // Without a device, communication is all there is of its time.
@@ -89,13 +98,10 @@ function placeOf(row) {
 }
 
 const COST_COLUMNS = [
+  { title: "saving if removed", key: "saving_ms", unit: "ms", bar: true, some: true }, { title: "of the step", key: "step_pct", unit: "pct" },
   { title: "device", key: "device_ms", unit: "ms", bar: true, some: true }, { title: "of it backward", key: "backward_device_ms", unit: "ms", some: true },
   { title: "host", key: "host_ms", unit: "ms", bar: true, some: true }, { title: "waiting", key: "blocked_ms", unit: "ms", some: true },
-  { title: "comm", key: "comm_ms", unit: "ms", some: true }, { title: "exposed", key: "exposed_ms", unit: "ms", some: true },
-  { title: "saving if removed", key: "saving_ms", unit: "ms", bar: true, some: true }, { title: "of the step", key: "step_pct", unit: "pct" },
-  { title: "MFU", key: "mfu", unit: "share" },
+  { title: "comm", key: "comm_ms", unit: "ms", some: true }, { title: "exposed", key: "exposed_ms", unit: "ms", some: true }, { title: "MFU", key: "mfu", unit: "share" },
 ];
-const LINE_COLUMNS = [
-  { title: "line", key: placeOf }, { title: "source", key: (r) => r.source ?? "source not recorded", unit: "name" }, { title: "mostly in", key: "module" }, ...COST_COLUMNS,
-];
+const LINE_COLUMNS = [{ title: "line", key: placeOf, below: (r) => r.source ?? "source not recorded" }, ...COST_COLUMNS, { title: "mostly in", key: "module" }];
 const MODULE_COLUMNS = [{ title: "module", key: "module", unit: "name" }, ...COST_COLUMNS];

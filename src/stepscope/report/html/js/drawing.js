@@ -17,10 +17,23 @@ function drawn(d, { heading = true } = {}) {
     lines ? tip.show(e, lines[0], lines.slice(1)) : tip.hide();
   });
   chart.addEventListener("mouseleave", tip.hide);
-  return el("div", { class: d.size[0] > 1000 ? "drawing wide" : "drawing" }, heading ? el("h3", {}, d.title) : null,
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
+  const box = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart);
+  showCulprit(box, d);
+  return el("div", { class: d.size[0] > 1000 ? "drawing wide" : "drawing" }, heading ? el("h3", {}, d.title) : null, box,
     d.legend.length > 0 && legend(d.legend), d.notes.length > 0 && el("p", { class: "quiet" }, d.notes.join(" ")),
     numbers && numbers.rows.length > 0 && foldedLater("as a table", () => table(d.title, numbers.rows, numbers.columns)));
+}
+
+// Where a picture is wider than the page, what stands out in it is in view first.
+function showCulprit(box, d) {
+  const culprit = d.shapes.find((s) => s.fill === "high" && s.is !== "text");
+  if (!culprit) return;
+  let isShown = false;
+  redrawn(() => {
+    if (isShown || !box.clientWidth) return;
+    isShown = true;
+    box.scrollLeft = ((culprit.x + (culprit.w ?? 0) / 2) / d.size[0]) * box.scrollWidth - box.clientWidth / 2;
+  });
 }
 
 const SHAPES = {
@@ -28,7 +41,7 @@ const SHAPES = {
   dot: (s) => svg("circle", { cx: s.x, cy: s.y, r: s.r, class: "seen", style: { fill: `var(--${s.fill})` } }),
   path: (s) => svg("polyline", { points: s.points, fill: "none", "stroke-width": s.width, "stroke-dasharray": s.dashed ? "4 3" : null, style: { stroke: `var(--${s.stroke})` } }),
   area: (s) => svg("polygon", { points: s.points, style: { fill: `var(--${s.fill})` } }),
-  text: (s) => svg("text", { x: s.x, y: s.y, class: `axis${s.anchor ? ` ${s.anchor}` : ""}${s.small ? " small" : ""}`, style: { fill: `var(--${s.fill})` } }, s.text),
+  text: (s) => svg("text", { x: s.x, y: s.y, class: `axis${s.anchor ? ` ${s.anchor}` : ""}${s.small ? " small" : ""}`, style: { fill: `var(--${s.fill})` } }, glued(s.text)),
 };
 
 /** @param {DrawnShape} s */

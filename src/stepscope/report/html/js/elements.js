@@ -38,9 +38,12 @@ function picture(width, height, label, growth = MAX_GROWTH) {
   return chart;
 }
 
+// One entry per colour: what has the same colour shares it.
 function legend(entries) {
-  return el("ul", { class: "legend" }, entries.map(([name, text]) =>
-    el("li", {}, el("span", { class: "swatch", style: { background: `var(--${name})` } }), text)));
+  const texts = new Map();
+  for (const [name, text] of entries) texts.set(name, [...(texts.get(name) ?? []), text]);
+  return el("ul", { class: "legend" }, [...texts].map(([name, list]) =>
+    el("li", {}, el("span", { class: "swatch", style: { background: `var(--${name})` } }), list.join(", "))));
 }
 
 function select(label, options, change) {

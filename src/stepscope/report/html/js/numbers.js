@@ -33,7 +33,7 @@ function timeText(ms) {
   if (size === 0) return "0 ms";
   if (size >= 999.5) return `${digits(ms / 1000)} s`;
   if (size >= 0.9995) return `${digits(ms)} ms`;
-  return size >= 0.0009995 ? `${digits(ms * 1000)} µs` : `${Math.round(ms * 1e6)} ns`;
+  return size >= 0.0009995 ? `${digits(ms * 1000)} µs` : `${written(ms * 1e6, 0)} ns`;
 }
 
 // A step, what is left of it and what is saved, with the same decimals: they add up as shown.
@@ -44,8 +44,8 @@ function stepTexts(step, saving) {
   return [before, Math.max(0, before - saved), saved].map((x) => `${written(x, places)} ${unit}`);
 }
 
-// Text in which a number stays on one line with its unit.
-const glued = (text) => text.replace(/(\d) (?=%|ms)/g, "$1\u00a0");
+// Text in which a number stays on one line with its unit, and a minus is one.
+const glued = (text) => String(text).replace(/(^|[\s(])-(?=\d)/g, "$1−").replace(/(\d) (?=%|[mµn]?s\b|[kMGT]?B\b)/g, "$1\u00a0");
 
 function bytesText(bytes) {
   if (!known(bytes)) return NONE;
@@ -69,7 +69,7 @@ const UNITS = {
   number: (v) => (Number.isInteger(v) ? (Math.abs(v) < 1e4 ? String(v) : written(v, 0)) : written(v, Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 1 ? 2 : 4, 0)),
   signed_ms: (v) => (v > 0 ? `+${timeText(v)}` : timeText(v)), signed_pct: (v) => (v > 0 ? `+${pctText(v)}` : pctText(v)),
 };
-const TEXT_UNITS = ["text", "words", "kernel", "name", "verdict"];
+const TEXT_UNITS = ["text", "words", "kernel", "name", "verdict", "code"];
 function unitText(value, unit) {
   if (!known(value)) return NONE;
   if (typeof value === "boolean") return value ? "yes" : "no";

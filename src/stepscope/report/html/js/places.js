@@ -6,6 +6,7 @@ const SEEN_IN = {
   "straggler": LATE, "load-imbalance": { ...LATE, metric: "compute" }, "expert-imbalance": { ...LATE, metric: "compute", section: "strategy" },
   "data-loading": { idle: /^data loading/, metric: "input", rows: ["idle", ""] }, "launch-overhead": { idle: /^kernel-launch/, metric: "host", rows: ["idle", ""] },
   "host-device-sync": { idle: /^host synchronisation/, metric: "host", rows: ["idle", ""] }, "host-stall": { idle: /^(host stalled|garbage)/, metric: "host", rows: ["idle", ""] },
+  "recompilation": { metric: "host", rows: ["idle", ""] }, "host-work": { idle: /^host stalled/, metric: "host", rows: ["idle", ""] },
   "allocator": { idle: /^memory allocation/, metric: "host", rows: ["idle", ""] }, "host-to-device-copy": { kinds: ["copy"], metric: "copy" },
   "communication-bound": COMM, "no-overlap": { ...COMM, section: "strategy" }, "too-many-small-collectives": { ...COMM, section: "strategy" },
   "redundant-communication": COMM, "slow-link": COMM, "pipeline-bubble": { waits: true, metric: "wait", section: "strategy" },
@@ -56,7 +57,9 @@ function focusOf(finding, slices, families) {
   const isKind = (i) => seen.kinds?.includes(KINDS[slices.kind[i]]) || (seen.waits && slices.wait[i] > 0) || (seen.family && families_[slices.name[i]])
     || (seen.idle && KINDS[slices.kind[i]] === "idle" && idle[slices.name[i]]);
   const ofRank = (i) => !ranks.size || ranks.has(slices.ranks[slices.rank[i]]);
-  for (const marks of [(i) => ofRank(i) && atLine(i) && isKind(i), (i) => ofRank(i) && isKind(i), (i) => ofRank(i) && atLine(i)]) {
+  // What a line launched is no idle time of the device.
+  const ofLine = (i) => atLine(i) && (!seen.idle || KINDS[slices.kind[i]] === "idle");
+  for (const marks of [(i) => ofRank(i) && atLine(i) && isKind(i), (i) => ofRank(i) && isKind(i), (i) => ofRank(i) && ofLine(i)]) {
     const longest = longestOf(slices, marks);
     if (longest !== null) return focusAround(slices, longest, marks);
   }
@@ -84,7 +87,7 @@ function lateArrival(slices, ranks) {
   const longest = idle ? longestOf(slices, (i) => isCause(i) && slices.kind[i] === most) : null, pad = Math.max(0.15 * (to - from), slices.span / 100);
   const what = longest !== null ? shortName(slices.names[slices.name[longest]]) : most === null ? "" : NAMES.kinds[KINDS[most]];
   const meanwhile = what && ` Rank ${rank} meanwhile: ${what}.`;
-  return { rank, marks: isCause, from: from - pad, to: to + pad, said: `Longest wait for rank ${rank} in this step: ${timeText(wait)} (profiled).${meanwhile}` };
+  return { rank, row: slices.ranks.indexOf(rank), marks: isCause, from: from - pad, to: to + pad, said: `Longest wait for rank ${rank} in this step: ${timeText(wait)} (profiled).${meanwhile}` };
 }
 
 function longestOf(slices, marks) {
@@ -98,5 +101,5 @@ function focusAround(slices, i, marks) {
   const [start, dur] = [slices.start[i], slices.dur[i]], wide = Math.max(2.5 * dur, slices.span / 6);
   const rank = slices.ranks[slices.rank[i]], from = Math.max(0, start + dur / 2 - wide / 2);
   const isAll = wide > 0.8 * slices.span;
-  return { rank: null, marks, from: isAll ? 0 : from, to: isAll ? slices.span : from + wide, said: `Longest, on rank ${rank}: ${shortName(slices.names[slices.name[i]])}, ${timeText(dur)} (profiled).` };
+  return { rank: null, row: slices.rank[i], marks, from: isAll ? 0 : from, to: isAll ? slices.span : from + wide, said: `Longest, on rank ${rank}: ${shortName(slices.names[slices.name[i]])}, ${timeText(dur)} (profiled).` };
 }

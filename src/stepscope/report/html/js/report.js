@@ -3,9 +3,9 @@
 const MS = (title, key, more) => ({ title, key, unit: "ms", ...more });
 
 const RANK_COLUMNS = [
-  { title: "rank", key: "rank", unit: "rank" }, { title: "host", key: "host" }, MS("step", "step"), MS("compute", "compute", { bar: true }),
-  MS("exposed comm", "exposed", { bar: true, some: true }), MS("wait", "wait", { bar: true, some: true }), MS("copies", "copies", { some: true }),
-  MS("idle", "idle", { bar: true }), { title: "overlap", key: "overlap_pct", unit: "pct" },
+  { title: "rank", key: "rank", unit: "rank", show: (r) => `${r.rank}${r.isLate ? " (late)" : ""}` }, MS("step", "step"), MS("compute", "compute", { bar: true }),
+  MS("wait", "wait", { bar: true, some: true }), MS("idle", "idle", { bar: true }), MS("exposed comm", "exposed", { bar: true, some: true }),
+  MS("copies", "copies", { some: true }), { title: "overlap", key: "overlap_pct", unit: "pct" }, { title: "host", key: "host" },
 ];
 const RANK_PARTS = {
   compute: ["forward", "backward", "optimizer", "other_compute"], exposed: ["exposed_transfer"], wait: ["wait", "pipeline_bubble"], copies: ["copy"],
@@ -17,14 +17,14 @@ const CLOCK_COLUMNS = [
   { title: "drift ppm", key: "clock_drift_ppm", unit: "rate" },
 ];
 const COLLECTIVE_COLUMNS = [
-  { title: "collective", key: "op", unit: "words" }, { title: "group", key: (r) => (known(r.group_size) ? `${r.group} (${r.group_size})` : r.group) },
-  { title: "bytes", key: "bytes", unit: "bytes" }, { title: "count", key: "count", unit: "count" }, MS("total", "total_ms", { bar: true }), MS("transfer", "transfer_ms"),
-  MS("wait", "wait_ms", { bar: true }), MS("exposed", "exposed_ms"), { title: "bus GB/s", key: "busbw_gb_per_s", unit: "rate" },
-  { title: "all steps GB/s", key: "live_busbw_gb_per_s", unit: "rate" }, { title: "last to arrive", key: (r) => (known(r.late_rank) ? `rank ${r.late_rank}` : null) },
+  { title: "collective", key: "op", unit: "words", below: (r) => (known(r.group_size) ? `${r.group} (${r.group_size})` : r.group) },
+  MS("total", "total_ms", { bar: true }), MS("wait", "wait_ms", { bar: true }), MS("transfer", "transfer_ms"), MS("not hidden", "exposed_ms"),
+  { title: "bytes", key: "bytes", unit: "bytes" }, { title: "count", key: "count", unit: "count" }, { title: "bus GB/s", key: "busbw_gb_per_s", unit: "rate" },
+  { title: "all steps GB/s", key: "live_busbw_gb_per_s", unit: "rate" }, { title: "last rank", key: (r) => (known(r.late_rank) ? r.late_rank : null), unit: "rank" },
 ];
 const KERNEL_COLUMNS = [
-  { title: "kernel", key: "name", unit: "kernel" }, { title: "family", key: "family", unit: "words" }, { title: "count", key: "count", unit: "count" },
-  MS("total", "total_ms", { bar: true }), { title: "share", key: "share", unit: "share" }, MS("mean", "mean_ms"), { title: "precision", key: "precision" },
+  { title: "kernel", key: "name", unit: "kernel" }, MS("total", "total_ms", { bar: true }),
+  { title: "count", key: "count", unit: "count" }, MS("mean", "mean_ms"), { title: "family", key: "family", unit: "words" }, { title: "precision", key: "precision" },
   { title: "TFLOP/s", key: "tflops", unit: "rate" }, { title: "GB/s", key: "gb_per_s", unit: "rate" }, { title: "bound", key: "bound" },
 ];
 const MEASURED_COLUMNS = [
@@ -32,12 +32,11 @@ const MEASURED_COLUMNS = [
   { title: "tensor pipe", key: "tensor_pct", unit: "pct" }, { title: "waits for", key: "stall" },
 ];
 const OPERATOR_COLUMNS = [
-  { title: "operator", key: "name" }, { title: "shapes", key: "shapes" }, { title: "calls", key: "calls", unit: "count" },
-  MS("host self", "host_self_ms", { bar: true }), MS("host total", "host_total_ms"), MS("device self", "device_self_ms", { bar: true, some: true }), MS("device total", "device_total_ms", { some: true }),
+  { title: "operator", key: "name" }, MS("device self", "device_self_ms", { bar: true, some: true }), MS("host self", "host_self_ms", { bar: true }),
+  { title: "calls", key: "calls", unit: "count" }, MS("device total", "device_total_ms", { some: true }), MS("host total", "host_total_ms"), { title: "shapes", key: "shapes" },
 ];
 const PATH_COLUMNS = [
-  { title: "rank", key: "rank", unit: "rank" }, { title: "what", key: "what", unit: "words" }, { title: "name", key: "name", unit: "kernel" }, MS("per step", "ms_per_step", { bar: true }),
-  { title: "share", key: "pct", unit: "pct" },
+  { title: "what", key: "name", unit: "kernel", below: (r) => `${words(r.what)} · rank ${r.rank}` }, MS("per step", "ms_per_step", { bar: true }), { title: "of the step", key: "pct", unit: "pct" },
 ];
 const MEMORY_COLUMNS = [
   { title: "rank", key: "rank", unit: "rank" },
@@ -69,7 +68,7 @@ const NCCL_COLUMNS = [
   { title: "network", key: "network" }, { title: "warnings", key: (r) => (r.warnings ?? []).join("; ") || null },
 ];
 const CHECK_COLUMNS = [
-  { title: "status", key: (r) => r.check.status, unit: "verdict" }, { title: "check", key: (r) => r.check.id, unit: "words" }, { title: "value", key: (r) => r.check.value, unit: "rate" },
+  { title: "check", key: (r) => r.check.id, unit: "words" }, { title: "status", key: (r) => r.check.status, unit: "verdict" }, { title: "value", key: (r) => r.check.value, unit: "rate" },
   { title: "good", key: (r) => r.check.good }, { title: "bad", key: (r) => r.check.bad }, { title: "why", key: (r) => r.check.reason }, { title: "try", key: "remedy" },
 ];
 
@@ -95,13 +94,19 @@ function rankTables(report) {
   const rows = sums.map((r) => ({ ...r, total_ms: known(r.wait_ms) ? r.wait_ms + r.transfer_ms : null }));
   const per = report.run.num_steps ? "per step" : "over the window";
   return [
-    tableSection("ranks", "Ranks", `Times ${per}: compute, exposed communication, waiting, copies and idle sum to the ${wholeOf(report)}. Bars of a column whose values are alike begin below the smallest.`, report.ranks.map(rankRow), RANK_COLUMNS),
-    tableSection("collectives", "Collectives", `Per rank, ${per}. Waiting lasts until the last rank arrives; transfer is the rest.`, rows, COLLECTIVE_COLUMNS, { sort: "total_ms" }),
+    tableSection("ranks", "Ranks", `Times ${per}: compute, exposed communication, waiting, copies and idle sum to the ${wholeOf(report)}. Bars of a column whose values are alike begin below the smallest.`, lateFirst(report).map(rankRow), RANK_COLUMNS),
+    tableSection("collectives", "Collectives", `Per rank, ${per}. Waiting lasts until the last rank arrives; transfer is the rest. Compute hides what runs under it.`, rows, COLLECTIVE_COLUMNS, { sort: "total_ms" }),
   ];
 }
 
+function lateFirst(report) {
+  const late = new Set(report.stragglers.map((s) => s.rank));
+  const ranks = report.ranks.map((r) => ({ ...r, isLate: late.has(r.rank) }));
+  return [...ranks.filter((r) => r.isLate), ...ranks.filter((r) => !r.isLate)];
+}
+
 function rankRow(rank) {
-  const { rank: number, host, overlap_pct, budget_ms_per_step: parts } = rank, row = { rank: number, host, overlap_pct };
+  const { rank: number, host, overlap_pct, isLate, budget_ms_per_step: parts } = rank, row = { rank: number, host, overlap_pct, isLate };
   if (!parts) return row;
   for (const [name, of] of Object.entries(RANK_PARTS)) row[name] = of.reduce((sum, part) => sum + (parts[part] ?? 0), 0);
   return { ...row, step: Object.values(parts).reduce((a, b) => a + b, 0) };
@@ -109,13 +114,15 @@ function rankRow(rank) {
 
 function kernelTables(report) {
   const inSteps = report.kernels.some((r) => r.step_ms > 0);
-  const sum = (key) => report.kernels.reduce((total, r) => total + r[key], 0), perMs = inSteps ? sum("share") / sum("step_ms") : 0;
-  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.step_ms, mean_ms: r.count_per_step ? r.step_ms / r.count_per_step : null, share: perMs * r.step_ms })) : report.kernels;
+  const windows = report.ranks.map((r) => r.window_ms).filter(known), whole = inSteps ? stepOf(report) : windows.reduce((a, b) => a + b, 0) / windows.length;
+  const inStep = (r) => ({ ...r, count: r.count_per_step, total_ms: r.step_ms, mean_ms: r.count_per_step ? r.step_ms / r.count_per_step : null });
+  const rows = report.kernels.map((r) => (inSteps ? inStep(r) : r)).map((r) => ({ ...r, share: whole > 0 ? r.total_ms / whole : null }));
+  const per = inSteps ? perText(report) : "Mean over ranks, over the window.", share = { title: `of the ${inSteps ? "step" : "window"}`, key: "share", unit: "share" };
   const measured = report.kernels.some((r) => r.measured_share > 0);
   const operators = perStep(report, report.operators, ["calls", "host_self_ms", "host_total_ms", "device_self_ms", "device_total_ms"]);
   const onDevice = operators.some((r) => r.device_self_ms > 0);
   return [
-    tableSection("kernels", "Kernels", inSteps ? perText(report) : "Over the whole window.", rows, [...KERNEL_COLUMNS, ...(measured ? MEASURED_COLUMNS : [])], { sort: "total_ms" }),
+    tableSection("kernels", "Kernels", `${per} Kernels that overlap count in full.`, rows, [...KERNEL_COLUMNS.slice(0, 2), share, ...KERNEL_COLUMNS.slice(2), ...(measured ? MEASURED_COLUMNS : [])], { sort: "total_ms" }),
     tableSection("operators", "Operators", perText(report), operators, OPERATOR_COLUMNS, { sort: onDevice ? "device_self_ms" : "host_self_ms" }),
   ];
 }

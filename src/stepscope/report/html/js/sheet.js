@@ -11,7 +11,7 @@ function sheetCards(sheet) {
   if (!sheet.cards.length) return null;
   return el("section", { class: "cards", "aria-label": "In short" }, sheet.cards.map((card) =>
     el("div", { class: `card plain ${card.unit === "text" ? "exact" : ""} ${card.tone}` },
-      el("div", { class: "quiet" }, card.title), el("div", { class: "value" }, unitText(card.value, card.unit)), el("div", { class: "quiet" }, card.why))));
+      el("div", { class: "quiet" }, card.title), el("div", { class: "value" }, glued(unitText(card.value, card.unit))), el("div", { class: "quiet" }, glued(card.why)))));
 }
 
 function sheetTable({ title, table: { columns, rows, links } }) {
@@ -22,7 +22,7 @@ function sheetTable({ title, table: { columns, rows, links } }) {
 
 function sheetSection(section) {
   const plain = section.chart && { ...section.chart, table: null };
-  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, line)), plain && drawn(plain, { heading: false }), drawings(...section.more.map((d) => ({ ...d, table: null }))), section.table && sheetTable(section));
+  return panel(section.id, section.title, section.lines.map((line) => el("p", {}, glued(line))), plain && drawn(plain, { heading: false }), drawings(...section.more.map((d) => ({ ...d, table: null }))), section.table && sheetTable(section));
 }
 
 async function showSheet() {

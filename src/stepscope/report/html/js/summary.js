@@ -40,11 +40,11 @@ function cards(report) {
     [wholeOf(report) === "step" ? "Step" : "Window", timeText(stepOf(report)), stepWhy(report)],
     known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""}${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
-    ["Saving", first ? `${upTo(first)}${saving(first.saving_alone_ms)}` : "none found", !first ? "no fix worth reporting" : together(report) && all
-      ? `fix 1 alone; ${together(report)} ${saving(all.saving_ms_per_step)}` : first.likely],
+    ["Saving", first ? `${atMost(first)}${saving(first.saving_alone_ms)}` : "none found", first
+      ? [`fix 1 alone, ${first.likely}`, together(report) && all && `${together(report)} ${saving(all.saving_ms_per_step)}`].filter(Boolean).join("; ") : "no fix worth reporting"],
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" }, list.map(([title, value, why]) =>
-    el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
+    el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, glued(value)), el("span", { class: "quiet" }, glued(why)))));
 }
 
 function stepWhy({ step, steadiness }) {
@@ -85,8 +85,8 @@ function findings(report, grid, place) {
 }
 
 function findingTitle(f, number, report) {
-  const saves = f.saving_alone_ms > 0 ? `saves ${upTo(f)}${stepTexts(stepOf(report) || f.saving_alone_ms, f.saving_alone_ms)[2]} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving claimed";
-  return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${f.saving_alone_ms > 0 ? "low" : "note"}` }, saves)];
+  const saves = f.saving_alone_ms > 0 ? `saves ${atMost(f)}${stepTexts(stepOf(report) || f.saving_alone_ms, f.saving_alone_ms)[2]} per ${wholeOf(report)} (${pctText(f.saving_pct, 0)})` : "no saving claimed";
+  return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${f.saving_alone_ms > 0 ? "low" : "note"}` }, `${saves} `, f.likely && el("span", { class: "quiet" }, f.likely))];
 }
 
 // Those are open that the address names by their place: `open=2.3`.
@@ -100,17 +100,17 @@ function keptOpen(boxes) {
 }
 
 function findingBody(f, grid, report) {
-  const after = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} more after the fixes above` : "";
+  const after = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? `${timeText(f.saving_ms_per_step)} more after the fixes above` : null;
   return el("div", { class: "body" },
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
     el("p", {}, sentenceOf(f.cause)),
     (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where (share of its cost, including the lines it calls): "), placeText(f.where)),
     f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
     el("p", { class: "places" }, el("b", {}, "See: "), placesOf(f, grid).map(([text, run]) => chip(text, run)), report.docs?.[f.id] && el("a", { href: `#docs-${f.id}`, on: { click: (e) => showDocs(e, f.id) } }, `about ${f.id}`)),
-    el("p", { class: "quiet" }, `${f.likely ?? "no saving claimed"}${after}`));
+    after && el("p", { class: "quiet" }, after));
 }
 
-const upTo = (f) => (f.is_most ? "up to " : "");
+const atMost = (f) => (f.at_most ? "at most " : "");
 const sentenceOf = (text) => (/^\S*\./.test(text) ? text : text.replace(/^./, (c) => c.toUpperCase())); // file names keep their case
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".

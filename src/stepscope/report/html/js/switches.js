@@ -12,7 +12,7 @@ function switches(report) {
   const bars = el("div", {});
   const boxes = findings.map((f) => {
     const box = el("input", { type: "checkbox", on: { change: () => { box.checked ? on.add(f.index) : on.delete(f.index); keep(); draw(); } } });
-    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `saves ${upTo(f)}${stepTexts(made.step_ms, f.saving_alone_ms)[2]} alone`));
+    return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `saves ${atMost(f)}${stepTexts(made.step_ms, f.saving_alone_ms)[2]} alone`));
   });
   const all = (checked) => () => {
     on.clear();

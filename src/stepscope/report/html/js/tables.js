@@ -3,7 +3,7 @@
 const SHOWN_ROWS = 12;
 
 // `columns` is one list: { title, key, unit } and, where wanted, `bar` (drawn behind the number), `some` (dropped unless
-// any is above 0), `link` and `show` (functions of the row). A column that nothing is known of is dropped; without `key`
+// any is above 0), `link`, `show` and `below` (functions of the row; the last is written below the value). A column that nothing is known of is dropped; without `key`
 // the row is the value. `sort` is the key of the column that the table is sorted by, largest first.
 /** @type {(name: string, rows: any[], columns: Column[], options?: TableOptions) => HTMLElement} */
 function table(name, rows, columns, { sort = null, most = SHOWN_ROWS, filter = true } = {}) {
@@ -15,9 +15,9 @@ function table(name, rows, columns, { sort = null, most = SHOWN_ROWS, filter = t
   const body = el("tbody");
   const more = el("button", { type: "button", class: "more", on: { click: () => { own.all = !own.all; draw(); } } });
   const heads = shown.map((column, i) => el("th", { scope: "col", class: isText(column) ? null : "number" },
-    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep({ push: true }); draw(); } } }, column.title)));
+    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep({ push: true }); draw(); } } }, column.title || column.unit)));
   const ranges = shown.map((c) => (c.bar ? barRange(rows.map((r) => cellOf(c, r)).filter(known)) : null));
-  const words = (r) => shown.filter((c) => isText(c) || c.unit === "rank").map((c) => `${c.unit === "rank" ? "rank " : ""}${cellOf(c, r) ?? ""}`).join(" ").toLowerCase();
+  const words = (r) => shown.filter((c) => isText(c) || c.unit === "rank").map((c) => `${c.unit === "rank" ? "rank " : ""}${cellOf(c, r) ?? ""} ${c.below?.(r) ?? ""}`).join(" ").toLowerCase();
   function chosen() {
     const text = own.text.toLowerCase();
     const list = text ? rows.filter((r) => words(r).includes(text)) : [...rows];
@@ -51,18 +51,20 @@ function barRange(values) {
   return [values.length > 1 && low > 0.7 * high ? low - (high - low) / 2 : 0, high];
 }
 
-const TONE = { slower: "high", appeared: "high", new: "high", grew: "high", fail: "high", faster: "low", vanished: "low", resolved: "low", "mostly resolved": "low", pass: "low" };
+const TONE = { slower: "high", appeared: "high", new: "high", grew: "high", fail: "high", faster: "low", vanished: "low", resolved: "low", "mostly resolved": "low", pass: "low", passed: "low", failed: "high" };
 
 /** @type {(column: Column, row: any, range: number[] | null, isText: boolean) => HTMLElement} */
 function cell(column, row, range, isText) {
   const value = cellOf(column, row);
   const text = column.show ? column.show(row, value) : unitText(value, column.unit ?? "text");
   const width = range && known(value) && range[1] > range[0] ? `${Math.max(0, (100 * (value - range[0])) / (range[1] - range[0]))}%` : null;
-  const tone = column.unit === "verdict" ? TONE[value] : String(column.unit).startsWith("signed") && value ? `change-${value > 0 ? "high" : "low"}` : null;
-  const isLong = isText && text.length > 40;
-  return el("td", { class: !isText ? "number" : isLong ? "name" : null, title: isLong ? value : null },
+  // A longer time is worse; a larger share may be better.
+  const tone = column.unit === "verdict" ? TONE[value] : column.unit === "signed_ms" && value ? `change-${value > 0 ? "high" : "low"}` : null;
+  const isLong = isText && text.length > 40, below = column.below?.(row);
+  return el("td", { class: !isText ? "number" : column.unit === "code" ? "name code" : isLong || column.below ? "name" : null, title: isLong ? value : null },
     width && el("span", { class: "cellbar", style: { width } }),
-    column.link?.(row) ? el("a", { href: column.link(row) }, text) : el("span", { class: tone }, text));
+    column.link?.(row) ? el("a", { href: column.link(row) }, text) : el("span", { class: tone }, text),
+    below && el("div", { class: "below", title: below }, below));
 }
 
 // The order and the filter of a table in the address: `kernels=-3 nccl` is by its fourth column, largest first.

@@ -112,16 +112,22 @@ function oneStep(slices, families, kernels, steps, focus) {
   let waiting = false;
   /** @type {number | null} */
   let rowToShow = null;
+  /** @type {boolean | null} */
+  let compact = null;
 
   function draw() {
     if (!box.clientWidth) return;
     const begin = performance.now();
-    const whole = rows.length * rowHeight(view) + AXIS;
-    view.height = Math.min(box.closest(".compact") ? TALLEST_COMPACT : TALLEST, whole);
-    box.style.height = `${view.height}px`;
+    const high = rowHeight(view), whole = rows.length * high + AXIS, middle = (view.top + (view.height - AXIS) / 2) / high - 0.5;
+    const wasCompact = compact;
+    compact = Boolean(box.closest(".compact"));
+    // Another tab has taken the picture, which scrolls it to the top: the row in the middle stays there.
+    if (wasCompact !== null && wasCompact !== compact) rowToShow ??= rowOf(view.rank)?.index ?? middle;
+    view.height = Math.min(compact ? TALLEST_COMPACT : TALLEST, whole);
+    box.style.height = canvas.style.height = `${view.height}px`;
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
-    view.width = Math.max(200, box.clientWidth); // once the heights have said whether there is a scrollbar
-    if (rowToShow !== null) box.scrollTop = rowToShow * rowHeight(view) - view.height / 2;
+    view.width = Math.max(200, box.clientWidth); // the heights decide whether there is a scrollbar
+    if (rowToShow !== null) box.scrollTop = (rowToShow + 0.5) * high - (view.height - AXIS) / 2;
     rowToShow = null;
     view.top = box.scrollTop;
     drawTimeline(canvas, slices, rows, members, view);
@@ -210,14 +216,14 @@ function oneStep(slices, families, kernels, steps, focus) {
     const hits = slices.names.map((name) => name.toLowerCase().includes(wanted) || (families.get(name) ?? "").includes(wanted));
     mark(wanted ? (i) => hits[slices.name[i]] : null);
   }
+  const rowOf = (rank) => rows.find((r) => r.rank === rank);
   // What a finding is about: marked, and the time around it in view. Without it the whole step.
   function showFocus(wanted) {
     unmark();
     if (!wanted) return show(0, slices.span);
     mark(wanted.marks);
     if (wanted.rank !== null) view.rank = wanted.rank;
-    const row = rows.find((r) => r.rank === wanted.rank);
-    if (row) rowToShow = row.index;
+    rowToShow = wanted.row;
     bound(wanted.from, wanted.to);
     said.textContent = wanted.said;
     return soon();
@@ -229,7 +235,7 @@ function oneStep(slices, families, kernels, steps, focus) {
   }
   function markRank(rank) {
     view.rank = rank;
-    const row = rows.find((r) => r.rank === rank);
+    const row = rowOf(rank);
     said.textContent = row ? `rank ${rank} is marked` : `rank ${rank} is not among the ranks drawn here`;
     if (row) rowToShow = row.index;
     soon();

@@ -1,0 +1,198 @@
+"""Does `stepscope compare` validate fixes on a CPU whose load changes between the two recordings?
+
+    python benchmarks/fixes.py OUT [--only sleep,item] [--rounds 3]
+
+Each fault is planted in one training script and repaired by an edit of its lines. Both versions are recorded while busy
+loops share the cores, a different number before and after, and compared. The truth is measured without stepscope: plain
+runs of both versions in turn, without busy loops; the step less the kernel's count of its waits for a core. Two pairs
+have no edit, only another load. OUT keeps recordings and plain runs: what is there is not made again.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import STEPSCOPE, recorded, run, table
+
+STEPS, WARMUP = 80, 15
+JOB = """
+import json, os, threading, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Samples(Dataset):
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, i):
+        return torch.full((64,), i % 7 / 7.0), i % 10
+
+class Stored(Samples):
+    def __getitem__(self, i):
+        time.sleep(0.001)
+        return super().__getitem__(i)
+
+def waited_ns():
+    return int(open(f"/proc/self/task/{threading.get_native_id()}/schedstat").read().split()[1])
+
+def main():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(64, 512), *layers, nn.Linear(512, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    log, times, seen = [], [], (time.perf_counter_ns(), waited_ns())
+    # loader
+    for step, (inputs, labels) in zip(range(STEPS), loader):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        # work
+        optimizer.step()
+        now = time.perf_counter_ns(), waited_ns()
+        times.append((now[0] - seen[0], now[1] - seen[1]))
+        seen = now
+    if "TIMES" in os.environ:
+        json.dump(times, open(os.environ["TIMES"], "w"))
+
+if __name__ == "__main__":
+    main()
+"""
+LOADER = "loader = DataLoader(Samples(), batch_size=64)"
+#: fault: the mark at which it is, its lines and the repaired ones, the line that is named
+FAULTS = {
+    "sleep": ("work", "time.sleep(0.03)", "pass", "time.sleep(0.03)"),
+    "elements": (
+        "work",
+        "weight = sum(abs(x) ** 1.5 for x in 40 * inputs.reshape(-1).tolist())\nlog.append(weight)",
+        "log.append(40 * float((inputs.abs() ** 1.5).sum()))",
+        "weight = sum(abs(x) ** 1.5 for x in 40 * inputs.reshape(-1).tolist())",
+    ),
+    "item": (
+        "work",
+        "for _ in range(40):\n    log.append(sum(p.grad.norm().item() for p in model.parameters()))",
+        "log.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))",
+        "log.append(sum(p.grad.norm().item() for p in model.parameters()))",
+    ),
+    "loader": (
+        "loader",
+        "loader = DataLoader(Stored(), batch_size=64)",
+        "loader = DataLoader(Stored(), batch_size=64, num_workers=4)",
+        "",
+    ),
+    "forward": (
+        "work",
+        "again = model(inputs.repeat(8, 1))\nlog.append(float(again.mean()))",
+        "log.append(float(loss))",
+        "again = model(inputs.repeat(8, 1))",
+    ),
+}
+#: busy loops next to the recordings before and after
+LOADS = {"sleep": (2, 1), "elements": (1, 2), "item": (2, 1), "loader": (1, 2), "forward": (2, 0)}
+#: pairs without an edit: busy loops, threads of an operator
+SAME = {"same-0-to-2": ((0, 2), 1), "two-0-to-2": ((0, 2), 2)}
+HEAD = ("fault", "busy loops", "wall time, ms", "without core waits, ms", "really saved, ms", "by `compare`, ms",
+        "inside", "predicted, ms", "finding")  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default=",".join([*FAULTS, *SAME]), help="with commas")
+    parser.add_argument("--rounds", type=int, default=3, help="of plain runs of both versions")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    print(table(HEAD, [fixed(args.out / name, name, args.rounds) for name in FAULTS if name in names]))
+    for name, (loads, threads) in SAME.items():
+        if name in names:
+            found = compared(args.out / name, "sleep", ("after", "after"), loads, threads)
+            print(f"\n{name}, {' to '.join(map(str, loads))} busy loops, {threads} threads: {found['headline']}")
+    return 0
+
+
+def fixed(folder: Path, name: str, rounds: int) -> list[str]:
+    found, truth = compared(folder, name, ("before", "after"), LOADS[name]), saved_ms(folder, rounds)
+    step, code, said = found["step_ms"], found["code_ms"], found["prediction"]
+    low, high, line = -code["high"], -code["low"], FAULTS[name][3]
+    named = [f for f in found["findings"] if (f["line"] and f["line"]["text"] == line) or (not line and f["a_runs"])]
+    planted = [f for f in named if line or f["id"] == "data-loading"]
+    return [
+        name,
+        " to ".join(map(str, LOADS[name])),
+        f"{step['a']:.0f} to {step['b']:.0f}",
+        f"{code['a']:.1f} to {code['b']:.1f}",
+        f"{truth:.1f}",
+        f"{-code['change']:.1f} ({low:.1f} to {high:.1f})",
+        "yes" if low <= truth <= high else "no",
+        f"{said['predicted_ms']:.0f} ({said['low_ms']:.1f} to {said['high_ms']:.0f})" if said else "none",
+        ", ".join(f["what"] for f in planted) or "none",
+    ]
+
+
+def compared(
+    folder: Path, fault: str, versions: tuple[str, str], loads: tuple[int, int], threads: int = 1
+) -> dict[str, Any]:
+    """Record two versions, each next to busy loops, and return their comparison."""
+    folders = [folder / side for side in ("a", "b")]
+    for side, version, busy in zip(folders, versions, loads, strict=True):
+        if not (side / "run.json").exists():
+            with busy_loops(busy):
+                job = [sys.executable, str(script(folder, fault, version))]
+                run(recorded(side, job), OMP_NUM_THREADS=str(threads))
+    command = [*STEPSCOPE, "compare", *map(str, folders), "--json", "-"]
+    found: dict[str, Any] = json.loads(run(command).stdout)
+    return found
+
+
+def script(folder: Path, fault: str, version: str) -> Path:
+    """Write a version of the job; both have the same file name."""
+    path = folder / f"job-{version}" / "train.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = JOB.replace("STEPS", str(STEPS))
+    mark, *lines = FAULTS[fault][:3]
+    for name, code in {"loader": LOADER, "work": "pass", mark: lines[version == "after"]}.items():
+        indent = next(line for line in text.splitlines() if line.endswith(f"# {name}")).partition("#")[0]
+        text = text.replace(f"{indent}# {name}", "\n".join(indent + line for line in code.splitlines()))
+    path.write_text(text)
+    return path
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.send_signal(signal.SIGKILL)
+            loop.wait()
+
+
+def saved_ms(folder: Path, rounds: int) -> float:
+    """Return what the repair saves per step: plain runs in turn, without waits for a core."""
+    path = folder / "truth.json"
+    if not path.exists():
+        found = []
+        for number in range(rounds):
+            times = {v: plain_ms(folder, v) for v in (("before", "after"), ("after", "before"))[number % 2]}
+            found.append(times["before"] - times["after"])
+        path.write_text(json.dumps(found))
+    return statistics.median(json.loads(path.read_text()))
+
+
+def plain_ms(folder: Path, version: str) -> float:
+    times = folder / "times.json"
+    run([sys.executable, str(script(folder, folder.name, version))], TIMES=str(times))
+    found = [(wall - waited) / 1e6 for wall, waited in json.loads(times.read_text())[WARMUP:]]
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The command line of the laboratory: one module per command."""

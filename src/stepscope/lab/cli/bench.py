@@ -1,0 +1,744 @@
+"""`stepscope bench`: start the ranks, show progress, write results as they grow, print them and the advice.
+
+Whatever ends a benchmark (a dead rank, a full disk, the time limit, Ctrl-C), the complete runs are in results.json.
+"""
+
+import argparse
+import math
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stepscope.analyze.collective_costs import overlap_efficiency, rank_overlap
+from stepscope.analyze.log_stragglers import late_ranks
+from stepscope.cli.outputs import (
+    is_quiet,
+    print_line,
+    print_stderr,
+    refuse_existing,
+    say_with_answer,
+    show,
+    work_progress,
+    write_json,
+    write_output,
+)
+from stepscope.contract.collectives import bus_factor
+from stepscope.contract.flops import WORKLOAD_DEFAULTS
+from stepscope.contract.redaction import redacted
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.document.rows import in_ms
+from stepscope.errors import InputError, UsageError
+from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launch, launched_by, records_of
+from stepscope.lab.bench.results import RESULTS, environment, every, first, results, rows, write_results
+from stepscope.lab.bench.strategies import NAMES, SHARDED, available, checked_names, finalists
+from stepscope.lab.bench.sweep_control import (
+    FITTING,
+    MEASURING,
+    NOTHING_IN_RESERVE,
+    Method,
+    Progress,
+    Sessions,
+    SweepMeasurements,
+    available_bytes,
+    fitting_sizes,
+    run_sweep,
+    sweep_document,
+)
+from stepscope.lab.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
+from stepscope.lab.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
+from stepscope.lab.report.bench import live_sheet, times_of
+from stepscope.lab.report.svg import bench_svg, scaling_svg
+from stepscope.lab.results.sweeps import (
+    VariantResult,
+    recommendation,
+    sweep_verdict,
+    verdict_document,
+)
+from stepscope.lab.results.times import ScalingPoint, over, scaling
+from stepscope.run.load import load
+from stepscope.run.side_files import step_logs
+from stepscope.units import NS_PER_MS, NS_PER_US, ms, ns_of_ms
+
+_PLOT = "results.svg"
+_TRACE_STEPS = 5
+_BUCKET_ROUNDS = 15
+_DEFAULTS = {
+    "ddp": NAMES,
+    "fsdp": ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3", *(n for n in NAMES if n.startswith("deepspeed"))),
+}
+# sweeps that start from bf16 on a CUDA device, as jobs there do
+_HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "allocator", "dataloader", "offload")
+
+Args = argparse.Namespace
+Document = dict[str, Any]
+Records = Sequence[Sequence[dict[str, Any]]]
+MakeDocument = Callable[[Records, str | None], Document]
+
+
+def run(args: Args) -> int:
+    """Return the exit code of a benchmark: 0, 3 where only a part could be measured, 130 after Ctrl-C."""
+    args.launched = launched_by()
+    if args.launched:
+        _take_ranks(args, args.launched)
+    if getattr(args, "profile", False):
+        return _run_profile(args)
+    own = {
+        "buckets": _run_buckets,
+        "scaling": _run_scaling,
+        "straggler": _run_straggler,
+        "collectives": _run_collectives,
+    }
+    return own.get(args.what, _run_sweep if args.what in SWEEPS else _run_ddp)(args)
+
+
+def _take_ranks(args: Args, launched: LauncherPlace) -> None:
+    if args.what == "collectives":
+        raise UsageError(
+            f"bench collectives starts its ranks itself; under {launched.launcher} use "
+            "`-m stepscope.bench.collectives --out FILE`"
+        )
+    if args.what not in RANKS:
+        raise UsageError(f"bench {args.what} measures on one rank; start it without {launched.launcher}")
+    default = RANKS[args.what]
+    if getattr(args, "world_size", default) not in (default, launched.world_size):
+        raise UsageError(
+            f"--world-size {args.world_size} differs from the {launched.world_size} ranks that {launched.launcher} "
+            "started; leave it out"
+        )
+    args.world_size = launched.world_size
+    if launched.writes:
+        print_stderr(f"measuring on the {launched.world_size} ranks that {launched.launcher} started")
+
+
+# What all benchmarks share
+
+
+def _shared_settings(args: Args) -> dict[str, Any]:
+    method = {name: getattr(args, name) for name in ("warmup_steps", "steps", "runs", "grad_accum")}
+    return {"workload": _workload_settings(args), **method}
+
+
+def _workload_settings(args: Args) -> dict[str, Any]:
+    return {
+        "name": args.workload,
+        **{name: getattr(args, name) for name in WORKLOAD_DEFAULTS},
+        "precision": args.precision,
+        "seed": args.seed,
+        "options": getattr(args, "workload_options", {}),
+    }
+
+
+def _results_folder(args: Args) -> Path:
+    if find_spec("torch") is None:
+        raise UsageError("measuring needs torch, which is not installed here; install it")
+    for path in (args.json, getattr(args, "plot", None), args.html):
+        if path and path != "-":
+            refuse_existing(Path(path), force=args.force)
+    folder = Path(args.out)
+    for name in (RESULTS, _PLOT):
+        refuse_existing(folder / name, force=True)  # what is no regular file is never overwritten
+    if (folder / RESULTS).exists() and not args.force:
+        raise UsageError(f"{folder / RESULTS} already exists; use --force or another --out")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file, not a folder; give another name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"--out {folder} cannot be made ({e.strerror}); give another folder") from e
+    return folder
+
+
+def _start_ranks(
+    args: Args, job: str, settings: dict[str, Any], *, folder: Path, world_size: int, total: int = 1,
+    document: MakeDocument | None = None, on_line: Callable[[str], None] | None = None, session: int = 0,
+) -> LaunchResult:  # fmt: skip
+    """Return how the ranks ended, with progress shown; `document(records, message)` is written after each run.
+
+    `total` is the number of runs, for the progress bar; `session` counts the launches of one command.
+    """
+    done = 0
+
+    def on_record(record: dict[str, Any]) -> None:
+        nonlocal done
+        if record["what"] == "begin":
+            progress(done, total, record["series"])
+        if record["what"] not in ("samples", "trace", "round"):
+            return
+        done += 1
+        progress(done, total, "")
+        if document and record["what"] == "samples":
+            write_results(document([records_of(folder, r) for r in range(world_size)], "still measuring"), folder)
+
+    plan = {"job": f"stepscope.lab.bench.{job}", "settings": settings}
+    with _progress() as progress:
+        return launch(
+            {**plan, "threads": args.threads, "share_devices": args.share_devices},
+            world_size=world_size,
+            backend=args.backend,
+            out=folder,
+            limit_s=args.limit_s,
+            on_record=on_record,
+            on_line=on_line,
+            launched=args.launched,
+            session=session,
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Yield what shows the runs done, their total, and the series that begins: a bar, or lines off a terminal."""
+
+    def show(done: int, total: int, name: str) -> None:
+        if update:
+            update(done, total)
+        elif name and not is_quiet():
+            print_stderr(f"{min(done + 1, total)} of {total}: {name} ..." if total > 1 else f"{name} ...")
+
+    with work_progress("measuring", unit="runs") as update:
+        yield show
+
+
+def _writes(args: Args) -> bool:
+    return args.launched is None or args.launched.writes
+
+
+def _exit_code(args: Args, result: LaunchResult) -> int:
+    if result.message:
+        say_with_answer(f"stepscope bench: rank {args.launched.rank}: {result.message}")
+    return 130 if result.interrupted else 3 if result.message else 0
+
+
+def _compare(
+    args: Args, job: str, settings: dict[str, Any], *, total: int, document: MakeDocument,
+    finish: Callable[[Document, Records, Path], Document] = lambda document, records, folder: document,
+) -> int:  # fmt: skip
+    folder = _results_folder(args)
+    if _writes(args) and not is_quiet():
+        print_stderr(f"starting {args.world_size} ranks, {args.backend}, for {total} runs; results so far in {folder}")
+    result = _start_ranks(
+        args, job, settings, folder=folder, world_size=args.world_size, total=total, document=document
+    )
+    if not _writes(args):
+        return _exit_code(args, result)
+    found = finish(document(result.records, result.message), result.records, folder)
+    return _finish(args, found, folder=folder, interrupted=result.interrupted)
+
+
+def _document_of(args: Args, settings: dict[str, Any], series: Sequence[dict[str, Any]], records: Records,
+                 message: str | None) -> Document:  # fmt: skip
+    shared = {**settings["workload"], "grad_accum": settings.get("grad_accum", 1)}
+    shared |= {name: settings[name] for name in ("warmup_steps", "steps", "runs")}
+    where = environment(records, backend=args.backend)
+    found = rows(records, entries=series, config=shared)
+    return results(found, command=_command_line(), environment=where, message=message)
+
+
+def _command_line() -> str:
+    return shlex.join(redacted(["stepscope", *sys.argv[1:]]))
+
+
+def _answer(args: Args, document: Document, folder: Path) -> None:
+    write_results(document, folder)
+    show(args, document, lambda: live_sheet(document, name=folder.resolve().name))
+    if "-" not in (args.json, args.html):
+        print_line(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER")
+
+
+def _finish(
+    args: Args, document: Document, *, folder: Path, interrupted: bool = False,
+    picture: Callable[[Document], str] = bench_svg,
+) -> int:  # fmt: skip
+    if not document["series"]:
+        raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
+    write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
+    _answer(args, document, folder)
+    if document["message"]:
+        say_with_answer(f"stepscope bench: partial result: {document['message']}")
+    return 130 if interrupted else 3 if document["message"] else 0
+
+
+# ddp, fsdp
+
+
+def _run_ddp(args: Args) -> int:
+    settings = {
+        **_shared_settings(args),
+        "series": [{"name": name, "implementation": name} for name in _implementations(args)],
+        "options": {"bucket_size_mb": args.bucket_size_mb},
+        "trace_steps": 0 if args.no_trace else _TRACE_STEPS,
+    }
+
+    def finish(document: Document, records: Records, folder: Path) -> Document:
+        found = _with_overlap(document, records, folder)
+        return _recommended_strategy(found) if args.what == "fsdp" else found
+
+    return _compare(
+        args, "data_parallel:compare", settings, total=len(settings["series"]) * (args.runs + (not args.no_trace)),
+        document=lambda records, message: _document_of(args, settings, settings["series"], records, message),
+        finish=finish,
+    )  # fmt: skip
+
+
+def _implementations(args: Args) -> tuple[str, ...]:
+    fp16 = args.precision == "fp16"
+    if args.implementations:
+        names = checked_names(args.implementations)
+        if fp16 and (sharded := [name for name in names if name in SHARDED]):
+            raise UsageError(f"fp16 needs a loss scale that shards agree on, and {sharded[0]} has none; use bf16")
+        return names
+    return tuple(name for name in available(_DEFAULTS[args.what]) if not (fp16 and name in SHARDED))
+
+
+def _with_overlap(document: Document, records: Records, folder: Path) -> Document:
+    """Return the results with communication and overlap of each series that has traces.
+
+    The records name the traces: the folder may hold those of an earlier benchmark as well.
+    """
+    found = []
+    with work_progress("reading traces", unit="series") as progress:
+        for i, row in enumerate(document["series"]):
+            traces = every(records, what="trace", series=row["name"])
+            overlap = overlap_summary(*(folder / trace["path"] for trace in traces))
+            found.append({**row, "summary": {**row["summary"], **overlap}})
+            if progress:
+                progress(i + 1, len(document["series"]))
+    return {**document, "series": found}
+
+
+def overlap_summary(*traces: Path) -> dict[str, Any]:
+    """Return communication and overlap per step, from the traces of all ranks."""
+    nothing = dict.fromkeys(("comm_ms_per_step", "exposed_comm_ms_per_step", "overlap_pct", "overlap_efficiency"))
+    if not any(path.exists() for path in traces):
+        return {**nothing, "overlap_reason": "no trace was recorded"}
+    try:
+        run = load(traces, cache=False)
+    except InputError as error:
+        return {**nothing, "overlap_reason": str(error)}
+    found = [overlap for overlap in map(rank_overlap, run.ranks) if overlap is not None]
+    if not found:
+        return {**nothing, "overlap_reason": "the traces hold no steps"}
+    comm, exposed, hidden = (
+        sum(int(getattr(o, part).sum()) for o in found) for part in ("comm_ns", "exposed_ns", "together_ns")
+    )
+    steps = sum(len(o.periods) for o in found)
+    return {
+        "comm_ms_per_step": ms(comm / steps),
+        "exposed_comm_ms_per_step": ms(exposed / steps),
+        "overlap_pct": 100 * hidden / comm if comm else None,
+        "overlap_efficiency": overlap_efficiency(found),
+    }
+
+
+def _recommended_strategy(document: Document) -> Document:
+    rows = {row["name"]: row for row in document["series"]}
+    memory = {name: row["summary"].get("peak_memory_allocated_gb") for name, row in rows.items()}
+    variants = [
+        VariantResult(name, "measured", step_ns=times.median_ns, peak_memory_gb=memory[name])
+        for name in _DEFAULTS["fsdp"]
+        if name in rows and (times := times_of(rows[name]))
+    ]
+    runs = {name: row["samples_ms"] for name, row in rows.items()}
+    found = recommendation(variants, runs, limit_gb=document["environment"].get("device_memory_gb"))
+    known = [v for v in variants if v.peak_memory_gb]
+    least = min(known, key=lambda v: v.peak_memory_gb or 0.0).name if known else None
+    return {**document, "recommendation": {**asdict(found), "least_memory": least}} if found else document
+
+
+def _run_profile(args: Args) -> int:
+    (name,) = checked_names((args.profile_implementation,))
+    if args.json and args.json != "-":
+        refuse_existing(Path(args.json), force=args.force)
+    folder = _profile_folder(args, name)
+    settings = {
+        "implementation": name,
+        "folder": str(folder.absolute()),
+        **_shared_settings(args),
+        "options": {"bucket_size_mb": args.bucket_size_mb},
+        "profile_epochs": args.profile_epochs,
+    }
+    on_line = print_stderr if args.json == "-" else print_line
+    with tempfile.TemporaryDirectory() as streams:
+        result = _start_ranks(
+            args, "data_parallel:profile_job", settings, folder=Path(streams), world_size=args.world_size,
+            on_line=on_line,
+        )  # fmt: skip
+    if not _writes(args):
+        return _exit_code(args, result)
+    traces = sorted(folder.glob(f"{name}_rank_*_trace.json"))
+    if not traces:
+        raise InputError(f"no trace was recorded: {result.message or 'the ranks ended early'}")
+    summary = folder / f"{name}_summary.txt"
+    epochs, rates = first(result.records, what="epochs"), first(result.records, what="throughput")
+    document = {
+        "schema": SCHEMA,
+        "kind": "bench-profile",
+        "command": _command_line(),
+        "environment": environment(result.records, backend=args.backend),
+        "complete": result.complete,
+        "message": result.message,
+        "implementation": name,
+        "traces": [str(path) for path in traces],
+        "summary": str(summary) if summary.exists() else None,
+        "step_ms": rates.get("step_ms"),
+        "step_source": rates.get("source"),
+        "throughput_samples_per_sec": rates.get("samples_per_s"),
+        "tokens_per_sec": rates.get("tokens_per_s"),
+        "epochs": epochs.get("epochs", []),
+    }
+    write_json(args.json, document, force=args.force)
+    if args.json != "-":
+        unprofiled = f" --unprofiled-step-ms {rates['step_ms']:.2f}" if rates.get("unprofiled") else ""
+        print_line(f"{len(traces)} trace{'s' * (len(traces) > 1)} and {summary}")
+        print_line(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{unprofiled}")
+    if result.message:
+        say_with_answer(f"stepscope bench: partial result: {result.message}")
+    return 130 if result.interrupted else 3 if result.message else 0
+
+
+def _profile_folder(args: Args, name: str) -> Path:
+    folder = Path(args.profile_output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --profile-output-dir") from error
+    for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
+        refuse_existing(old, force=True)  # what is no regular file is not ours to remove
+        if not args.force:
+            raise UsageError(f"{old} already exists; use --force or another --profile-output-dir")
+        old.unlink()
+    return folder
+
+
+# buckets
+
+
+def _run_buckets(args: Args) -> int:
+    settings = {
+        **_shared_settings(args),
+        "implementation": args.implementation,
+        "sizes_mb": _numbers(args.sizes_mb, "--sizes-mb", "sizes above 0 in MB, such as 1,5,25", above=0),
+        "exhaustive": args.exhaustive,
+        "round_steps": args.round_steps,
+    }
+
+    def document(records: Records, message: str | None) -> Document:
+        found = first(records, what="found")
+        series = finalists(args.implementation, found["best_mb"]) if found else []
+        search = {name: found.get(name) for name in ("best_mb", "tried_mb", "ratios", "same_as")}
+        return {**_document_of(args, settings, series, records, message), "search": search}
+
+    return _compare(
+        args, "data_parallel:bucket_sweep", settings, total=_BUCKET_ROUNDS, document=document,
+        finish=lambda found, records, folder: _recommended_size(found),
+    )  # fmt: skip
+
+
+def _recommended_size(document: Document) -> Document:
+    timed = [(times, row) for row in document["series"] if (times := times_of(row))]
+    if not timed:
+        return document
+    best, row = min(timed, key=lambda pair: pair[0].median_ns)
+    default, reference = timed[0]
+    found = over(row["samples_ms"], reference["samples_ms"], tests=max(len(timed) - 1, 1))
+    clear = found.faster
+    reason = "clearly faster than the default" if clear else "nothing is clearly faster than it"
+    return {
+        **document,
+        "recommendation": {
+            "series": row["name"] if clear else reference["name"],
+            "saving_pct": 100 * (1 - found.ratio) if clear else 0.0,
+            "saving_low_pct": 100 * (1 - found.high) if clear else 0.0,
+            "saving_high_pct": 100 * (1 - found.low) if clear else 0.0,
+            "reason": reason if best.steady and default.steady else f"{reason}, but the times are unsteady",
+            "results_agree": all((r.get("agreement") or {}).get("agrees", False) for _, r in timed),
+        },
+    }
+
+
+def _numbers(text: str | None, option: str, expected: str, *, above: float) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(above < number < math.inf for number in found):
+        raise UsageError(f"{option} {text!r}: write {expected}")
+    return found
+
+
+# scaling
+
+
+def _run_scaling(args: Args) -> int:
+    checked_names((args.implementation,))
+    cases = [(mode, size, _batch_of(args, mode, size)) for mode in MODES[args.mode] for size in _world_sizes(args)]
+    folder = _results_folder(args)
+    measured: dict[tuple[str, int], list[LaunchResult]] = {}
+    for number, (mode, size, batch) in ((number, case) for number in range(args.runs) for case in cases):
+        if _writes(args):
+            print_stderr(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
+        settings = {
+            **_shared_settings(args),
+            "workload": {**_workload_settings(args), "batch_size": batch},
+            "runs": 1,
+            "series": [{"name": args.implementation, "implementation": args.implementation}],
+            "options": {"bucket_size_mb": args.bucket_size_mb},
+        }
+        result = _start_ranks(
+            args, "data_parallel:compare", settings, folder=folder / f"run{number}" / f"{mode}-{size}",
+            world_size=size, session=sum(map(len, measured.values())),
+        )  # fmt: skip
+        measured.setdefault((mode, size), []).append(result)
+        if _writes(args):
+            write_results(_scaling_document(args, measured, "still measuring"), folder)
+        if not result.complete:
+            break
+    if not _writes(args):
+        return _exit_code(args, result)
+    document = _scaling_document(args, measured, result.message)
+    return _finish(
+        args, document, folder=folder, interrupted=result.interrupted,
+        picture=lambda found: scaling_svg(_points(found)),
+    )  # fmt: skip
+
+
+def _scaling_document(args: Args, measured: dict[tuple[str, int], list[LaunchResult]], message: str | None) -> Document:
+    found: list[dict[str, Any]] = []
+    where: dict[str, Any] = {}
+    for (mode, size), launches in measured.items():
+        where = where or environment(launches[0].records, backend=args.backend)
+        # Each launch numbers its only run 0.
+        by_rank = [
+            [{**record, "run": number} for number, one in enumerate(launches) for record in one.records[rank]]
+            for rank in range(size)
+        ]
+        config = {**_workload_settings(args), "mode": mode, "world_size": size, "warmup_steps": args.warmup_steps}
+        for row in rows(by_rank, entries=[{"name": args.implementation}], config=config):
+            found.append({key: row[key] for key in ("name", "config", "samples_ms", "warmup_ms", "summary")})
+            found[-1] |= {"name": f"{mode}-{size}", "config": config}
+    scaled = [in_ms(point) for point in scaling(found)]
+    return results(found, command=_command_line(), environment=where, message=message, scaling=scaled)
+
+
+def _points(document: Document) -> list[ScalingPoint]:
+    return [
+        ScalingPoint(median_ns=ns_of_ms(row["median_ms"]), **{k: v for k, v in row.items() if k != "median_ms"})
+        for row in document["scaling"]
+    ]
+
+
+def _world_sizes(args: Args) -> list[int]:
+    text = args.world_sizes
+    if args.launched:
+        world = args.launched.world_size
+        if text not in (WORLD_SIZES, str(world)):
+            raise UsageError(
+                f"--world-sizes {text}: {args.launched.launcher} started {world} ranks; leave it out, and start other "
+                "sizes with the launcher"
+            )
+        return [world]
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise UsageError(f"--world-sizes {text!r}: write whole numbers of at least 1, such as 1,2,4")
+    return sizes
+
+
+def _batch_of(args: Args, mode: str, size: int) -> int:
+    if mode == "weak":
+        return int(args.batch_size)
+    if args.batch_size % size:
+        raise UsageError(
+            f"--batch-size {args.batch_size} cannot be shared by {size} ranks, as strong scaling does; use a multiple "
+            f"of {size}, or --mode weak"
+        )
+    return int(args.batch_size // size)
+
+
+# straggler
+
+
+def _run_straggler(args: Args) -> int:
+    checked_names((args.implementation,))
+    expected = "times of 0 ms or more, such as 0,10,50"
+    delays = sorted({0.0, *(_numbers(args.delays_ms, "--delays-ms", expected, above=-1e-9) or ())})
+    if not 0 <= args.slow_rank < args.world_size:
+        raise UsageError(f"--slow-rank {args.slow_rank} has to be below --world-size {args.world_size}")
+    if args.world_size < 2:
+        raise UsageError("--world-size has to be at least 2, so that one rank can wait for another")
+    settings = {
+        **_shared_settings(args),
+        "series": [{"name": args.implementation, "implementation": args.implementation}],
+        "slow_rank": args.slow_rank,
+        "delays_ms": delays,
+    }
+    series = [{"name": f"{delay:g}ms", "implementation": args.implementation} for delay in delays]
+
+    def document(records: Records, message: str | None) -> Document:
+        return _with_costs(_document_of(args, settings, series, records, message), records, args)
+
+    return _compare(
+        args, "data_parallel:measure_slow_rank", settings, total=args.runs * len(delays), document=document,
+    )  # fmt: skip
+
+
+def _with_costs(document: Document, records: Records, args: Args) -> Document:
+    found = []
+    for row in document["series"]:
+        slower = over(row["samples_ms"], document["series"][0]["samples_ms"])
+        logs = [first(records, what="log", series=row["name"], run=i) for i in range(len(row["samples_ms"]))]
+        runs = [late_ranks(step_logs(log["folder"])) if log.get("folder") else [] for log in logs]
+        straggler = {
+            "planted_rank": args.slow_rank,
+            "planted_ms": float(row["name"].removesuffix("ms")),
+            "lost_throughput_pct": 100 * (1 - 1 / slower.ratio),
+            "lost_low_pct": 100 * (1 - 1 / slower.low),
+            "lost_high_pct": 100 * (1 - 1 / slower.high),
+            "found": [[in_ms(late._asdict()) for late in run] for run in runs],
+        }
+        found.append({**row, "straggler": straggler})
+    return {**document, "series": found}
+
+
+# collectives
+
+
+def _run_collectives(args: Args) -> int:
+    from stepscope.lab.cli.calibrate import measure_points
+
+    folder = _results_folder(args)
+    points, about = measure_points(args, ops=args.op or ())
+    found = []
+    for point in points:
+        algorithm = point.size_bytes / point.time_ns  # GB/s are bytes per nanosecond
+        found.append(
+            {
+                "name": f"{point.op}-{point.world_size}-{point.size_bytes}",
+                "config": {"op": point.op, "world_size": point.world_size, "bytes": point.size_bytes},
+                "samples_ms": [[point.time_ns / NS_PER_MS]],
+                "summary": {
+                    "median_us": point.time_ns / NS_PER_US,
+                    "algbw_gb_per_s": algorithm,
+                    "busbw_gb_per_s": algorithm * bus_factor(point.op, point.world_size),
+                },
+            }
+        )
+    document = results(found, command=_command_line(), environment=about)
+    _answer(args, document, folder)
+    return 0
+
+
+# sweeps
+
+
+def _run_sweep(args: Args) -> int:
+    folder, spec, sessions = _results_folder(args), _sweep_spec(args), Sessions(args.launched)
+    method = Method(
+        backend=args.backend, runs=args.runs, warmup_steps=args.warmup_steps, steps=args.steps, threads=args.threads,
+        accumulation=args.grad_accum, item_limit_s=args.variant_limit_s, limit_s=args.limit_s,
+        world_size=getattr(args, "world_size", 1), share_devices=args.share_devices,
+        memory_limit_bytes=args.memory_limit if args.what == "strategy" else None,
+    )  # fmt: skip
+    place = folder / "processes"
+    if not _writes(args):
+        if args.what == "batch-size":
+            result = sessions.follow(FITTING, method=method, out=place, environ=NOTHING_IN_RESERVE)
+            if not result.complete:
+                return _exit_code(args, result)
+        return _exit_code(args, sessions.follow(MEASURING, method=method, out=place))
+
+    def document_of(so_far: SweepMeasurements) -> Document:
+        document = sweep_document(sweep, so_far, spec=spec, method=method, command=_command_line(), **notes)
+        verdict = verdict_document(sweep_verdict(document))
+        advised = verdict.pop("recommendation")
+        document["sweep"]["verdict"] = verdict
+        return document if advised is None else {**document, "recommendation": advised}
+
+    def keep(so_far: SweepMeasurements) -> None:
+        document = document_of(so_far)
+        if document["series"]:
+            write_results({**document, "complete": False, "message": "still measuring"}, folder)
+
+    with _progress() as progress:
+        sweep, notes = _prepared_sweep(args, spec, method, place, sessions, progress)
+        found = run_sweep(sweep, spec=spec, method=method, out=place, progress=progress, keep=keep, sessions=sessions)
+    document = document_of(found)
+    if not document["series"]:
+        refusals = "; ".join(f"{name}: {record['reason']}" for name, record in found.refusals.items())
+        raise InputError(f"nothing was measured: {found.message or refusals or 'no variant'}")
+    return _finish(args, document, folder=folder, interrupted=found.interrupted)
+
+
+def _prepared_sweep(
+    args: Args, spec: dict[str, Any], method: Method, place: Path, sessions: Sessions, progress: Progress
+) -> tuple[Sweep, dict[str, Any]]:
+    if args.what != "batch-size":
+        options: dict[str, Any] = {}
+        if args.what == "dataloader":
+            options = {"workers": args.workers}
+        elif args.what == "allocator":
+            options = {"settings": tuple(args.setting)}
+        elif args.what in ("strategy", "accumulation"):
+            options = {"world_size": args.world_size}
+        sweep = sweep_named(args.what, spec, options)
+        return (only(sweep, args.only.split(",")) if args.only else sweep), {}
+    limit = _memory_limit(args)
+    known, reasons, step_ms = fitting_sizes(
+        spec, start=args.start, most=args.most, memory_limit_bytes=limit, method=method, out=place,
+        progress=progress, sessions=sessions,
+    )  # fmt: skip
+    sizes = measured_sizes(known)
+    if not sizes:
+        raise UsageError(f"even a batch of 1 does not fit into memory: {next(iter(reasons.values()), 'no reason')}")
+    notes = {
+        "largest": largest_fitting(known),
+        "did_not_fit": {str(size): reason for size, reason in sorted(reasons.items())},
+        "memory_limit_bytes": limit,
+    }
+    return sweep_named("batch-size", spec, {"sizes": sizes, "step_ms": step_ms}), {"fitting": notes}
+
+
+def _memory_limit(args: Args) -> int | None:
+    if args.backend == "nccl":
+        if args.memory_limit:
+            raise UsageError("--memory-limit is for the CPU only; with --backend nccl the device is the limit")
+        return None
+    if args.memory_limit:
+        return int(args.memory_limit)
+    free = available_bytes()
+    if free is None:
+        raise UsageError("free memory is unknown on this system; give --memory-limit")
+    return free // 2 // args.world_size
+
+
+def _sweep_spec(args: Args) -> dict[str, Any]:
+    spec = _workload_settings(args)
+    if args.backend == "nccl" and args.what in _HALF_PRECISION and args.precision == "fp32":
+        spec["precision"] = "bf16"
+    options = dict(spec["options"])
+    for given in args.option:
+        name, _, value = given.partition("=")
+        if not name or not value:
+            raise UsageError(f"--option has to be NAME=VALUE, not {given!r}")
+        options[name] = _value(value)
+    if getattr(args, "preprocess_us", 0):
+        options["preprocess_us"] = args.preprocess_us
+    return {**spec, "options": options}
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

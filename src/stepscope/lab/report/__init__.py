@@ -1,0 +1,1 @@
+"""What the laboratory shows: terminal text, pages and pictures."""

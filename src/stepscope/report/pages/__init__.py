@@ -1,0 +1,1 @@
+"""The page of each command, from its document."""

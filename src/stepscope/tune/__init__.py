@@ -1,1 +1,0 @@
-"""Settings that need no code change, tried on a job."""

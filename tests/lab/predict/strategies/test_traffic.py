@@ -1,0 +1,138 @@
+"""Communication of strategies: volumes that theory gives, and estimates for a model at hand."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.two_ranks import two_ranks
+
+from stepscope.contract.collectives import op_name
+from stepscope.errors import UsageError
+from stepscope.lab.predict.closed_form import Fabric, Link, ring_ns
+from stepscope.lab.predict.model_flops import Experts, Transformer
+from stepscope.lab.predict.model_memory import Batch
+from stepscope.lab.predict.model_shape import Layout, Precision, Sharding, parameters
+from stepscope.lab.predict.strategy_cost import CommunicationProfiler, strategy_traffic
+
+MODEL = Transformer(layers=8, d_model=512, heads=8, vocab=8192, mlp_width=2048)
+BATCH = Batch(4, 256, Precision.MIXED)
+
+
+def sent(sharding, ranks=8):
+    return sum(t.sent_bytes for t in strategy_traffic(MODEL, BATCH, Layout(data=ranks, sharding=sharding)))
+
+
+def test_zero_3_sends_half_as_much_again_as_ddp_and_the_others_as_much():
+    ddp = sent(Sharding.DDP)
+    assert ddp == pytest.approx(2 * 7 / 8 * 2 * parameters(MODEL).total)
+    assert sent(Sharding.ZERO1) == pytest.approx(ddp, rel=0.001)
+    assert sent(Sharding.ZERO2) == pytest.approx(ddp, rel=0.001)
+    root_stays = 2 * 2 * 8192 * 512 * 7 / 8  # embedding and head are not gathered again
+    assert sent(Sharding.ZERO3) + root_stays == pytest.approx(1.5 * ddp, rel=0.001)
+
+
+def test_experts_exchange_their_tokens_there_and_back():
+    model = Transformer(layers=4, d_model=64, heads=4, vocab=100, mlp_width=128, experts=Experts(8, 2, 128))
+    found = strategy_traffic(model, BATCH, Layout(data=4, expert=4))
+    exchanged = [t for t in found if t.op == "all_to_all"]
+    assert [(t.count, t.size_bytes) for t in exchanged] == [(2 * 4, 4 * 256 * 2 * 64 * 2)] * 2
+    reduced = sum(t.size_bytes * t.count for t in found if t.op == "all_reduce")
+    routed = 4 * 8 * 2 * 64 * 128 * 2  # on one rank each: nobody to reduce them with
+    assert reduced == 2 * parameters(model).total - routed
+
+
+class Parameter:
+    requires_grad = True
+
+    def __init__(self, count):
+        self.count = count
+
+    def numel(self):
+        return self.count
+
+    def element_size(self):
+        return 4
+
+
+class Model:
+    def named_parameters(self):
+        yield "embedding", Parameter(1_000_000)
+        for layer in range(3):
+            yield f"layers.{layer}.weight", Parameter(2_000_000)
+
+
+def test_costs_of_a_model_at_hand():
+    link = Link(10_000, 0.1)
+    profiler = CommunicationProfiler(Fabric(link))
+    ddp = profiler.estimate_ddp_comm_cost(Model(), world_size=4)
+    fsdp = profiler.estimate_fsdp_comm_cost(Model(), world_size=4)
+    assert ddp.sent_bytes == 2 * 3 / 4 * 28_000_000 and ddp.interval_ms is None
+    assert ddp.collectives == 2  # the last layer fills the first bucket, the rest the second
+    assert fsdp.collectives == 4 + 3 + 4
+    wanted = sum(ring_ns("all_reduce", size_bytes=s, ranks=4, link=link) for s in (8e6, 20e6))
+    assert ddp.time_ms == pytest.approx(wanted / 1e6)
+    zero2 = profiler.estimate_fsdp_comm_cost(Model(), world_size=4, reshard_after_forward=False)
+    assert zero2.sent_bytes < fsdp.sent_bytes
+
+
+COUNTED = Path(__file__).with_name("fsdp_job.py")
+
+
+@pytest.mark.job
+def test_gathers_and_scatters_are_as_many_as_fsdp2_makes(tmp_path):
+    pytest.importorskip("torch")
+    from tests.lab.predict.strategies.fsdp_job import MODELS, RESHARD
+
+    out = tmp_path / "counts.json"
+    two_ranks(COUNTED, out, modules="torch.distributed.fsdp")
+    profiler = CommunicationProfiler()
+    for name, (make, _, _) in MODELS.items():
+        for reshard in RESHARD:
+            traffic = profiler.estimate_fsdp_comm_cost(make(), 2, reshard_after_forward=reshard).traffic
+            counts = {op: sum(t.count for t in traffic if t.op == op) for op in ("all_gather", "reduce_scatter")}
+            assert counts == json.loads(out.read_text())[f"{name} {reshard}"], (name, reshard)
+
+
+@pytest.mark.job
+def test_collectives_and_bytes_are_those_of_a_real_job_on_four_ranks(tmp_path):
+    pytest.importorskip("torch")
+    from tests.lab.predict.strategies.parallel_job import CASES, MICRO_BATCH, SHAPE
+
+    job = [sys.executable, "-m", "tests.lab.predict.strategies.parallel_job", str(tmp_path)]
+    subprocess.run(job, check=True, capture_output=True, cwd=Path(__file__).parents[4])
+    model = Transformer(
+        layers=SHAPE.layers, d_model=SHAPE.d_model, heads=SHAPE.heads, vocab=SHAPE.vocab, mlp_width=SHAPE.mlp_width,
+        gated_mlp=True, kv_heads=SHAPE.kv_heads, norm_bias=True, learned_positions=SHAPE.seq_len,
+    )  # fmt: skip
+    for name, (data, tensor) in CASES.items():
+        events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
+        asked = [e for e in events if e.get("cat") == "cpu_op" and e["name"].startswith("c10d::")]
+        real = Counter((op_name(e["name"]), largest_bytes(e["args"]["Input Dims"])) for e in asked)
+        layout = Layout(data=data, tensor=tensor, sharding=Sharding(name))
+        found: Counter[tuple[str, int]] = Counter()
+        for t in strategy_traffic(model, Batch(MICRO_BATCH, SHAPE.seq_len, Precision.FP32), layout):
+            found[t.op, t.size_bytes] += t.count
+        assert found == real, name
+
+
+def largest_bytes(dims):
+    def count(shape):
+        if shape and isinstance(shape[0], list):
+            return sum(count(s) for s in shape)
+        total = 1
+        for d in shape:
+            total *= d
+        return total if shape else 0
+
+    return 4 * max(count(shape) for shape in dims)
+
+
+def test_nonsense_models_and_world_sizes_are_refused():
+    profiler = CommunicationProfiler(Fabric(Link(1, 1)))
+    with pytest.raises(UsageError, match="world size has to be at least 1"):
+        profiler.estimate_ddp_comm_cost(Model(), world_size=0)
+    with pytest.raises(UsageError, match="parameters"):
+        profiler.estimate_fsdp_comm_cost(object(), world_size=4)

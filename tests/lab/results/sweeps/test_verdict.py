@@ -1,0 +1,276 @@
+"""Verdicts, agreement and strategy advice of sweeps on results with a known truth."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.lab.experiment import Agreement
+from stepscope.lab.results.sweeps import (
+    VariantResult,
+    Verdict,
+    agreement,
+    change,
+    recommendation,
+    strategy_sentences,
+    sweep_verdict,
+)
+
+TOLERANCE = {"gradient": 1e-3, "loss": 1e-3, "why": "rounding"}
+
+
+def row(
+    name: str, step_ms: float, *, noise: float = 0.005, drift: float = 0.0, samples: int = 8, seed: int = 0,
+    off: float = 0.0, own: float = 0.0, memory_gb: float | None = None, reserved_gb: float | None = None,
+    first_step_ms: float = 50.0, runs: int = 3, flops: float = 1e12,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a row whose runs have a known time, noise, and a drift that all variants share in the same round.
+
+    Its results are `off` by so much, and each run's by `own` from the one before.
+    """
+    random = np.random.default_rng([seed, *map(ord, name)])
+    times = [
+        list(step_ms * (1 + drift * i) * (1 + noise * random.standard_normal()) * (1 + noise * random.random(20)))
+        for i in range(runs)
+    ]
+    checks = [check(off + own * i, first_step_ms=first_step_ms) for i in range(runs)]
+    summary = {
+        "samples_per_step": samples, "flops_per_step": flops, "peak_memory_allocated_gb": memory_gb,
+        "peak_memory_reserved_gb": reserved_gb, "peak_host_memory_gb": None,
+    }  # fmt: skip
+    return {"name": name, "samples_ms": times, "summary": summary, "checks": checks, "reference": checks[0]}
+
+
+def check(off: float, *, first_step_ms: float = 50.0) -> dict[str, Any]:
+    """Return results whose gradient and losses are off by so much, relative."""
+    sketch = [1.0 + 3 * off, 2.0, 2.0]  # as long as 3
+    return {"losses": [3.0 * (1 + off)] * 3, "sketch": sketch, "first_step_ms": first_step_ms}
+
+
+def verdict(*rows: dict[str, Any], device: str = "NVIDIA H200", refusals: dict[str, Any] | None = None,
+            extra: tuple[str, ...] = (), **sweep: Any) -> Verdict:  # fmt: skip
+    names = [r["name"] for r in rows] + list(extra)
+    about = {
+        "name": "trial", "goal": "time", "reference": "first", "tolerance": TOLERANCE, "refusals": refusals or {},
+        "variants": [{"name": name, "tolerance": None} for name in names], **sweep,
+    }  # fmt: skip
+    environment = {"device": device, "device_memory_gb": 150.0}
+    return sweep_verdict({"sweep": about, "series": list(rows), "environment": environment})
+
+
+def test_faster_variant_is_recommended_with_its_interval() -> None:
+    found = verdict(row("fp32", 100), row("bf16", 50), row("fp16", 60))
+    assert found.chosen == "bf16"
+    assert "2.0" in found.advice[0] and "[" in found.advice[0] and "fp32" in found.advice[0]
+
+
+def test_differences_within_the_noise_are_none() -> None:
+    found = verdict(row("a", 100, noise=0.03), row("b", 99, noise=0.03))
+    assert found.chosen == "a" and "beyond the noise" in found.advice[0]
+
+
+@pytest.mark.slow
+def test_interval_holds_the_truth_as_often_as_it_says() -> None:
+    inside = 0
+    for seed in range(200):
+        found = change(row("b", 90, noise=0.02, seed=seed), row("a", 100, noise=0.02, seed=seed))
+        inside += found.low <= 90 / 100 <= found.high
+    assert inside >= 182
+
+
+def test_fast_variant_with_other_results_is_out() -> None:
+    found = verdict(row("exact", 100), row("wrong", 10, off=0.1), row("fine", 90))
+    assert found.chosen == "fine"
+    assert any("wrong is out" in line for line in found.advice)
+
+
+EXACT = {"gradient": 0.0, "loss": 0.0, "why": "the same samples"}
+
+
+def test_refused_variants_are_listed_with_their_reason() -> None:
+    refusals = {
+        "graph": {"what": "not_measured", "reason": "CUDA only"},
+        "big": {"what": "out_of_memory", "reason": "-"},
+    }
+    found = verdict(row("eager", 10), refusals=refusals, extra=("graph", "big", "later"))
+    assert [v.status for v in found.variants] == ["measured", "not measured", "out of memory", "not measured"]
+    assert found.variants[1].reason == "CUDA only" and found.variants[3].reason
+
+
+def test_long_first_step_is_paid_back() -> None:
+    found = verdict(row("eager", 100, noise=1e-4), row("compiled", 50, noise=1e-4, first_step_ms=60_050))
+    assert "paid back after 1,2" in found.advice[0]  # 60 s at 50 ms a step
+
+
+def test_memory_saved_for_nothing_is_taken() -> None:
+    found = verdict(row("a", 100, noise=1e-3, memory_gb=10), row("b", 100, noise=1e-3, memory_gb=5), goal="memory")
+    assert found.chosen == "b"
+
+
+def test_allocator_is_told_apart_by_the_memory_it_holds() -> None:
+    rows = [row(n, 50, noise=1e-3, memory_gb=11.4, reserved_gb=gb) for n, gb in (("default", 12.0), ("small", 11.4))]
+    assert "small holds 5 % less memory: 11.4 GB instead of 12.0 GB" in verdict(*rows, name="allocator").advice
+    few = [row(n, 50, noise=1e-3, memory_gb=0.001, reserved_gb=gb) for n, gb in (("default", 0.004), ("small", 0.003))]
+    assert "small holds 25 % less memory: 3.0 MB instead of 4.0 MB" in verdict(*few, name="allocator").advice
+    assert "no setting holds 2 % less memory than default" in verdict(rows[0], row("b", 50, reserved_gb=12.5),
+                                                                      name="allocator").advice  # fmt: skip
+
+
+def test_smallest_batch_that_is_as_good_as_the_best_is_chosen() -> None:
+    rows = [row(str(n), ms, samples=n, noise=0.01) for n, ms in ((32, 100), (64, 110), (128, 200), (256, 401))]
+    found = verdict(*rows, name="batch-size", reference="halves")
+    agreement = found.variants[0].agreement
+    assert found.chosen in ("128", "256") and agreement is not None and agreement.agrees
+    rows = [row(str(n), ms, samples=n, noise=0.001) for n, ms in ((32, 100), (64, 200.1), (128, 400.2))]
+    assert verdict(*rows, name="batch-size", reference="halves").chosen == "32"
+
+
+def test_batch_size_is_only_recommended_where_it_is_faster_than_the_reference() -> None:
+    noisy = row("64", 100, samples=64)
+    noisy["samples_ms"] = [[100.0 * scale] * 20 for scale in (0.05, 1, 20)]
+    rows = [row("32", 50, samples=32), noisy, row("2048", 1600, samples=2048, noise=0.02)]
+    found = verdict(*rows, name="batch-size", reference="halves")
+    assert found.variants[1].change is not None and found.variants[1].change.undecided
+    assert found.chosen == "2048" and "use a batch of 2048" in found.advice[0]
+    found = verdict(*rows[:2], name="batch-size", reference="halves")
+    assert found.chosen == "32" and "stay at 32" in found.advice[0]
+
+
+def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
+    variants = [{"name": "1 x 4"}, {"name": "4 x 1"}, {"name": "4 x 1 each", "once": "4 x 1"}]
+    found = verdict(
+        row("1 x 4", 40, samples=4, memory_gb=8.0), row("4 x 1", 60, samples=4, memory_gb=4.0),
+        row("4 x 1 each", 90, samples=4, memory_gb=3.0),
+        row("2 x 4", 60, samples=8, off=0.5), name="accumulation", goal="memory",
+        variants=[*variants, {"name": "2 x 4", "other_samples": True}],
+    )  # fmt: skip
+    advice = "\n".join(found.advice)
+    assert "exchanging gradients once in 4 x 1 is 1.5" in advice
+    assert "2 x 4, more samples to a step, is 1.3" in advice
+    assert "4 x 1: saves 50 %" in advice and "each: saves" not in advice  # nobody should exchange more often
+    assert "2 x 4 is out" not in advice and "agree is not known" not in advice  # there is nothing to compare
+
+
+def test_results_are_held_against_the_exact_ones_where_the_first_is_not() -> None:
+    rounded = {"gradient": 0.1, "loss": 0.1, "why": "bf16"}
+    variants = [{"name": "ddp-bf16", "tolerance": rounded}, {"name": "zero1"}, {"name": "zero2"}]
+    found = verdict(row("ddp-bf16", 10, off=0.05), row("zero1", 20), row("zero2", 20), variants=variants)
+    assert [v.agreement and v.agreement.agrees for v in found.variants] == [True, True, True]
+
+
+@pytest.mark.parametrize(("method", "times"), [({}, 4), ({"share_devices": True}, 1)])
+def test_mfu_is_of_all_devices_that_the_ranks_have(method: dict[str, Any], times: int) -> None:
+    environment = {"device": "NVIDIA H200", "device_memory_gb": 150.0, "world_size": 4, "devices_here": 1}
+    one = verdict(row("a", 10)).variants[0].mfu
+    sweep = {"name": "trial", "goal": "time", "reference": "first", "tolerance": TOLERANCE, "refusals": {},
+             "variants": [{"name": "a"}], "method": method}  # fmt: skip
+    found = sweep_verdict({"sweep": sweep, "series": [row("a", 10)], "environment": environment}).variants[0].mfu
+    assert one and found == pytest.approx(one / times)
+
+
+REORDERED = {"gradient": 1e-2, "loss": 1e-2, "why": "another order"}
+
+
+def agreed(offs: list[float], own: list[float], *, other: float = 0.0, wide: bool = True) -> Agreement:
+    """Return the agreement of runs that are off by so much with a reference whose own runs are."""
+    return agreement(
+        [check(off) for off in offs], check(other), repeats=[check(off) for off in own], name="first",
+        tolerance=EXACT, reordered=REORDERED if wide else None,
+    )  # fmt: skip
+
+
+def test_distances_are_relative_and_the_largest_of_all_runs() -> None:
+    found = agreed([0.0, 0.3, 0.1], [0.0, 0.0])
+    assert found.gradient_error == pytest.approx(0.3) and found.loss_error == pytest.approx(0.3)
+    assert found.agrees is False
+
+
+def test_equal_results_agree_however_the_reference_varies() -> None:
+    assert agreed([0.0], [0.0, 5.0]) == Agreement(True, "the same samples", 0.0, 0.0)
+
+
+def test_reference_that_differs_from_itself_asks_for_rounding_and_the_why_says_how_far() -> None:
+    found = agreed([6e-4, 1e-3], [0.0, 5e-4])
+    assert found.agrees is True
+    assert "first differs from itself between runs by 5.0e-04 in the gradient" in found.why
+    assert "another order (gradient 1.0e-02, loss 1.0e-02)" in found.why
+
+
+@pytest.mark.parametrize(("off", "agrees"), [(0.0, True), (5e-4, None), (0.02, False)])
+def test_one_run_cannot_tell_what_is_within_rounding(off: float, agrees: bool | None) -> None:
+    found = agreed([off], [0.0])
+    assert found.agrees is agrees
+    assert ("--runs 2" in found.why) == (agrees is None)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_nothing_can_be_compared_with_a_reference_that_is_random(wide: bool) -> None:
+    found = agreed([0.5], [0.0, 0.4], wide=wide)
+    assert found.agrees is None and "more than rounding explains" in found.why
+
+
+def test_results_that_are_not_finite_do_not_agree() -> None:
+    found = agreed([float("nan")], [0.0, 0.0])
+    assert (found.gradient_error, found.agrees) == (None, False)
+
+
+SAME = Agreement(True, "the same", 0.0, 0.0)
+
+
+def measured(name: str, step_ms: float, peak_gb: float | None, **more: Any) -> VariantResult:
+    figures = {"step_ns": round(1e6 * step_ms), "peak_memory_gb": peak_gb, "agreement": SAME, **more}
+    return VariantResult(name, "measured", **figures)
+
+
+def runs(variants: list[VariantResult], *, spread: float = 0.005) -> dict[str, list[list[float]]]:
+    """Return three runs of 30 steps around each variant's time."""
+    random = np.random.default_rng(7)
+    return {
+        v.name: [list(v.step_ns / 1e6 * random.normal(1, spread, 30)) for _ in range(3)] for v in variants if v.step_ns
+    }
+
+
+def test_small_model_gets_ddp() -> None:
+    variants = [measured("ddp", 48.0, 4.0), measured("zero2", 50.0, 3.0), measured("zero3", 60.0, 2.0)]
+    found = recommendation(variants, runs(variants), limit_gb=80.0)
+    assert found and (found.series, found.against) == ("ddp", "zero2")
+    assert found.time_over_high and found.time_over_high < 1 and not found.no_difference
+    assert found.reason == "the simplest; nothing is clearly faster"
+    assert strategy_sentences(found, variants)[-1] == "it takes 4.0 GB of 80.0 GB a rank; least: zero3 with 2.0 GB"
+
+
+def test_clearly_faster_one_is_taken_with_its_margin_over_the_simplest() -> None:
+    variants = [measured("ddp", 100.0, 4.0), measured("ddp-bf16", 50.0, 3.0), measured("zero1-bf16", 55.0, 3.0)]
+    found = recommendation(variants, runs(variants), limit_gb=80.0)
+    assert found and (found.series, found.against) == ("ddp-bf16", "ddp")
+    assert found.time_over == pytest.approx(0.5, rel=0.02)
+    assert found.reason == "clearly faster than ddp, the simplest that can"
+
+
+def test_simpler_one_with_a_shorter_step_is_taken_though_its_runs_differ() -> None:
+    variants = [measured("zero2", 773.0, 4.0), measured("zero2-bf16", 400.0, 3.0), measured("zero3-bf16", 614.0, 2.0)]
+    timed = {**runs(variants), "zero2-bf16": [[300.0] * 8, [500.0] * 8]}
+    found = recommendation(variants, timed, limit_gb=None)
+    assert found and (found.series, found.against) == ("zero2-bf16", "zero3-bf16")
+    assert "simpler than zero3-bf16 and its step is shorter" in found.reason
+
+
+def test_large_model_gets_what_fits() -> None:
+    variants = [
+        VariantResult("ddp", "out of memory", "OutOfMemoryError: CUDA out of memory"),
+        measured("zero1", 300.0, 39.0),
+        measured("zero2", 320.0, 31.0),
+        measured("zero3", 400.0, 24.0),
+    ]
+    found = recommendation(variants, runs(variants), limit_gb=40.0)
+    assert found and found.series == "zero2"  # ZeRO-1 runs, with 97 % of the memory
+    assert found.excluded["ddp"].startswith("out of memory") and "95 %" in found.excluded["zero1"]
+    assert found.reason == "ddp and zero1 cannot be used; the simplest that can; nothing is clearly faster"
+    assert "zero1 is out: it takes 39.0 GB" in strategy_sentences(found, variants)[-1]
+
+
+def test_other_results_are_never_recommended() -> None:
+    other = Agreement(False, "rounded", 0.5, 0.1)
+    variants = [measured("ddp", 100.0, 4.0), measured("zero3-bf16", 20.0, 2.0, agreement=other)]
+    found = recommendation(variants, runs(variants), limit_gb=None)
+    assert found and found.series == "ddp" and "results differ" in found.excluded["zero3-bf16"]

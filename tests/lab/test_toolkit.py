@@ -1,0 +1,387 @@
+"""Every name of the toolkit, with a number that the test computes by itself."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.job_environment import python_path
+from tests.two_ranks import two_ranks
+
+import stepscope
+from stepscope.contract.run_folder import steps_file
+from stepscope.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+
+
+def test_mfu_by_hand() -> None:
+    flops = 6 * 7e9 * 4096
+    mfu = stepscope.calculate_mfu(flops, batch_size=512, step_time_seconds=12.0, num_gpus=64, peak_flops_per_gpu=1e15)
+    assert mfu == pytest.approx(flops * 512 / 12.0 / (64 * 1e15))
+    assert stepscope.calculate_mfu(450e12, 1, 1.0, 1, 989e12) == pytest.approx(0.455, abs=0.001)
+    assert stepscope.calculate_mfu(450e12, 1, 1.0, 1, "H100") == pytest.approx(450 / 989.4, abs=0.001)
+
+
+def test_mfu_is_unknown_for_an_unknown_chip_and_questioned_above_the_peak() -> None:
+    with pytest.warns(UserWarning, match="not in the hardware table"):
+        assert stepscope.calculate_mfu(1e12, 1, 1.0, 1, "Some Chip 9000") is None
+    with pytest.warns(UserWarning, match="impossible"):
+        assert stepscope.calculate_mfu(2e15, 1, 1.0, 1, 1e15) == 2.0
+    with pytest.raises(UsageError, match="step_time_seconds"):
+        stepscope.calculate_mfu(1e12, 1, 0.0, 1, 1e15)
+
+
+def test_full_recomputation_is_four_thirds() -> None:
+    given = (3e12, 8, 0.1, 2, 1e15)
+    mfu = 3e12 * 8 / 0.1 / 2e15
+    assert stepscope.calculate_hfu(*given) == pytest.approx(mfu)
+    assert stepscope.calculate_hfu(*given, recomputation_ratio=4 / 3) == pytest.approx(4 / 3 * mfu)
+    with pytest.raises(UsageError, match="4/3"):
+        stepscope.calculate_hfu(*given, recomputation_ratio=2.0)
+
+
+def test_comm_efficiency_is_that_of_the_bus() -> None:
+    gather = stepscope.calculate_comm_efficiency(1e9, 0.1, 12.5e9, op="all_gather", world_size=8)
+    assert stepscope.calculate_comm_efficiency(1e9, 0.1, 12.5e9) == pytest.approx(0.8)  # bytes that a rank sent
+    assert stepscope.calculate_comm_efficiency(1e9, 0.2, 12.5e9, world_size=8) == pytest.approx(0.4 * 2 * 7 / 8)
+    assert gather == pytest.approx(0.8 * 7 / 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_collectives_on_a_ring(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    alpha, beta, size = 5e-6, 100e9, 64e6
+    predictor = stepscope.CollectiveTimePredictor(alpha, beta, ranks)
+    once = (ranks - 1) * alpha + (ranks - 1) / ranks * size / beta
+    assert predictor.allreduce_ring(size) == pytest.approx(2 * once)
+    for one in (predictor.allgather, predictor.reduce_scatter, predictor.alltoall):
+        assert one(size) == pytest.approx(once)
+    small = predictor.compare_algorithms(1e3)
+    assert small["ring"] == pytest.approx(2 * (ranks - 1) * alpha + 2 * (ranks - 1) / ranks * 1e3 / beta)
+    assert small["tree"] == pytest.approx(2 * (math.log2(ranks) * alpha + 1e3 / beta / 0.92))
+    assert small["recommended"] == ("ring" if ranks == 2 else "tree") and "all-reduce" in capsys.readouterr().out
+    assert predictor.compare_algorithms(1e9)["recommended"] == "ring"
+
+
+def test_fit_is_of_one_hop_and_one_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    ranks, alpha, beta = 4, 60e-6, 20e9  # of the whole all-reduce
+    found = "stepscope.lab.bench.collectives"
+    monkeypatch.setattr(f"{found}.operation", lambda op, size, *_: size)
+    monkeypatch.setattr(f"{found}.block_s", lambda size, calls, *_: [alpha + size / beta] * calls)
+    monkeypatch.setattr(f"{found}.slowest", lambda value, *_: value)
+    monkeypatch.setattr("stepscope.lab.bench.in_process.group_device", lambda group: None)
+    monkeypatch.setattr("stepscope.lab.toolkit._group_size", lambda group=None: ranks)
+    hop, link = stepscope.measure_alpha_beta(None, [2**10, 2**20, 2**24, 2**26])
+    assert hop == pytest.approx(alpha / 6) and link == pytest.approx(beta * 6 / 4)
+    predictor = stepscope.CollectiveTimePredictor(hop, link, ranks)
+    assert predictor.allreduce_ring(2**22) == pytest.approx(alpha + 2**22 / beta)
+
+
+def test_fit_needs_ranks() -> None:
+    with pytest.raises(UsageError, match="at least 2 ranks"):
+        stepscope.measure_alpha_beta()
+
+
+def test_overlap_is_time_of_both_over_the_shorter() -> None:
+    tracker = stepscope.OverlapEfficiencyTracker()
+    assert tracker.overlap_efficiency() is None
+    tracker.record_step(compute_ms=100, comm_ms=40, step_ms=110)  # 30 of 40 hidden
+    assert tracker.overlap_efficiency() == pytest.approx(0.75)
+    tracker.record_step(100, 40, 150, other_ms=50)  # all of it hidden, 50 ms of loading
+    assert tracker.overlap_efficiency() == pytest.approx(70 / 80)
+    tracker.record_step(100, 40, 200)  # 60 ms are something else: no negative overlap
+    report = tracker.report()
+    assert report["overlap_efficiency"] == pytest.approx(70 / 120)
+    assert report["unexplained_ms"] == 60 and report["theoretical_min_ms"] == 300
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ({"forward": 10, "backward": 20, "allreduce": 37}, "communication-bound"),
+        ({"forward": 10, "backward": 20, "allreduce": 30}, "balanced"),
+        ({"forward": 10, "backward": 20, "optimizer": 2, "allreduce": 5}, "compute-bound"),
+        ({"forward": 10, "backward": 20, "data_loading": 40}, "data-bound"),
+        ({"forward": 10, "backward_with_allreduce": 50, "gradient_sync": 2, "logging": 3}, "compute-bound"),
+    ],
+)
+def test_bottleneck(times: dict[str, float], verdict: str) -> None:
+    analyzer = stepscope.BottleneckAnalyzer()
+    for factor in (0.9, 1.1):
+        for phase, duration_ms in times.items():
+            analyzer.record(phase, factor * duration_ms)
+    found = analyzer.analyze()
+    assert found["verdict"] == verdict and found["total_ms"] == pytest.approx(sum(times.values()))
+    forward = found["phases"]["forward"]
+    assert forward["mean_ms"] == pytest.approx(10) and forward["std_ms"] == pytest.approx(1)
+    assert forward["share_pct"] == pytest.approx(1000 / sum(times.values()))
+
+
+def test_bubble_is_a_share_of_the_step() -> None:
+    assert stepscope.PPProfiler(4, 8).calculate_bubble_fraction() == pytest.approx(3 / 11)
+    assert stepscope.PPProfiler(4, 8, num_chunks=2).calculate_bubble_fraction() == pytest.approx(3 / 19)
+
+
+@pytest.mark.parametrize(("stage", "each"), [(1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)])
+def test_zero_divides_only_what_it_shards(stage: int, each: float) -> None:
+    found = stepscope.ZeROProfiler(stage, 8).analyze_memory_comm_tradeoff(num_parameters=7e9)
+    assert found["bytes_per_parameter"] == pytest.approx(each) and found["memory_reduction"] == pytest.approx(16 / each)
+    assert found["communication_factor"] == (1.5 if stage == 3 else 1.0)
+    assert found["states_GB"] == pytest.approx(7 * each)
+
+
+def test_names_need_no_torch_and_measurements_load_it() -> None:
+    code = """
+import sys, stepscope
+assert {"calculate_mfu", "ABProfiler"} <= set(dir(stepscope))
+stepscope.calculate_mfu(1e12, 8, 0.1, 1, 1e15)
+stepscope.CollectiveTimePredictor(1e-6, 1e9, 4).compare_algorithms(1e6)
+stepscope.OverlapEfficiencyTracker().report()
+stepscope.PPProfiler(2, 4), stepscope.ABProfiler(), stepscope.TPProfiler(2)
+assert not {"torch", "numpy"} & set(sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["low_mfu", "slow_communication", "memory_pressure"])
+def test_check_lists_are_measured_or_say_why_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnose = getattr(stepscope, f"diagnose_{name}")
+    monkeypatch.delenv("TORCH_TRACE_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    unknown = diagnose()
+    assert unknown and all(i["status"] == "not measured" and i["reason"] and i["remedy"] for i in unknown)
+    assert unknown[0]["id"] in capsys.readouterr().out
+    monkeypatch.setenv("TORCH_TRACE_DIR", str(DATA / "gloo-ddp"))
+    assert [i["id"] for i in diagnose()] == [i["id"] for i in unknown]
+
+
+def test_slow_communication_of_a_run_is_that_of_the_report() -> None:
+    run = stepscope.load(DATA / "gloo-ddp")
+    items = {i["id"]: i for i in stepscope.diagnose_slow_communication(run)}
+    assert items["overlap_pct"]["value"] == pytest.approx(100 * run.document["step"]["overlap_efficiency"], abs=0.01)
+    assert items["stragglers"]["value"] == 1 and items["stragglers"]["status"] == "fail"
+
+
+def test_memory_of_the_device_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from stepscope.record.memory import MemorySnapshot
+
+    gib = 2**30
+    seen = MemorySnapshot("now", 0, 10 * gib, 70 * gib, 60 * gib, 78 * gib, 20 * gib, 5 * gib, 3, 80 * gib, gib, gib)
+    monkeypatch.setattr("stepscope.record.memory.memory_snapshot", lambda label, device=None: seen)
+    items = {i["id"]: i for i in stepscope.diagnose_memory_pressure()}
+    assert items["memory_pct_of_limit"]["value"] == pytest.approx(
+        100 * 78 / 80
+    )  # of the device, not of what is reserved
+    assert items["cache_pct"]["value"] == pytest.approx(100 * 20 / 78, abs=1e-3)
+    assert items["fragmentation_pct"]["value"] == pytest.approx(75)
+    assert [items[n]["status"] for n in ("allocator_retries", "growth_mb_per_step")] == ["fail", "not measured"]
+
+
+def test_clock_offsets_are_recovered(tmp_path: Path) -> None:
+    import gzip
+
+    shift_us = 5000.0
+    for rank in range(2):
+        trace = json.loads(gzip.decompress((DATA / "gloo-ddp" / f"rank{rank}.json.gz").read_bytes()))
+        for event in trace["traceEvents"]:
+            if rank == 1 and "ts" in event:
+                event["ts"] += shift_us
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / "trace.json").write_text(json.dumps(trace))
+    before, after = (stepscope.align_timelines(folder) for folder in (DATA / "gloo-ddp", tmp_path))
+    assert set(after) == {0, 1} and before[1] is not None and after[1] is not None
+    assert after[1] - before[1] == pytest.approx(-shift_us, abs=300)
+
+
+def test_two_configurations_differ_by_what_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    clock, noise, step_s = [0.0], random.Random(0), [0.0]
+    monkeypatch.setattr("stepscope.lab.bench.measure.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def train() -> None:
+        clock[0] += step_s[0] * noise.uniform(0.98, 1.02)
+
+    ab = stepscope.ABProfiler()
+    for name, seconds in (("fp32", 0.004), ("bf16", 0.003), ("fp32", 0.004), ("bf16", 0.003)):
+        times = ab.profile_config(name, partial(step_s.__setitem__, 0, seconds), train, num_steps=20)
+        assert len(times) == 20
+    found = ab.compare()
+    assert found["a_ms"] == pytest.approx(4.0, rel=0.02) and found["change_pct"] == pytest.approx(-25, abs=2)
+    assert found["low_pct"] < found["change_pct"] < found["high_pct"] < 0 and found["significant"]
+    with pytest.raises(UsageError, match="two configurations"):
+        stepscope.ABProfiler().compare()
+
+
+def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    profiler = stepscope.MemoryProfiler("cpu")
+    profiler.reset_peak()
+    before = profiler.snapshot("before")
+    known = stepscope.memory_breakdown()["categories"]
+    model = torch.nn.Linear(1000, 8000, bias=False)
+    model(torch.ones(1, 1000)).sum().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    profiler.snapshot("after")
+    rows = profiler.report()
+    assert [row["label"] for row in rows] == ["before", "after"] and rows[0]["host_GB"] == before.host_bytes / 1e9
+    found = stepscope.memory_breakdown()
+    grown = {name: found["categories"][name] - known[name] for name in ("parameters", "gradients", "optimizer")}
+    if found["device"] == "cpu":
+        assert rows[1]["allocated_GB"] is None and found["reason"]
+        assert rows[1]["host_GB"] > rows[0]["host_GB"]
+        assert grown == {"parameters": 32_000_000, "gradients": 32_000_000, "optimizer": 64_000_004}
+    assert "parameters" in capsys.readouterr().out
+
+
+def test_breakdown_counts_live_blocks_of_one_device_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from stepscope.record.memory import MemorySnapshot
+
+    seen = MemorySnapshot("now", 0, 700, 4096, 900, 4096, 3396, 3000, 0, 10**9, 1, 1)
+    inside = {"filename": f"{Path(torch.__file__).parent}/nn/modules/linear.py", "line": 1, "name": "forward"}
+    user = {"filename": "train.py", "line": 42, "name": "step"}
+
+    def block(size: int, state: str, *frames: dict[str, Any]) -> dict[str, Any]:
+        return {"size": size, "state": state, "frames": list(frames)}
+
+    blocks = [
+        block(500, "active_allocated", inside, user),
+        block(3396, "inactive", user),
+        block(200, "active_allocated"),
+    ]
+    segments = [
+        {"device": 0, "total_size": 4096, "blocks": blocks},
+        {"device": 1, "total_size": 4096, "blocks": [block(4096, "active_allocated", user)]},
+    ]
+    monkeypatch.setattr("stepscope.lab.bench.in_process.memory_snapshot", lambda label, device=None: seen)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    found = stepscope.memory_breakdown(device=0)
+    assert found["sources"] == {"train.py:42": 500, "unknown": 200} and found["cache_bytes"] == 3396
+    assert sum(found["categories"].values()) == found["allocated_bytes"] == 700
+
+
+@pytest.mark.gpu
+def test_memory_is_the_allocators() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    memory, tensor = stepscope.MemoryProfiler(), torch.ones(1 << 24, device="cuda")
+    memory.snapshot("now")
+    stats, (row,) = torch.cuda.memory_stats(), memory.report()
+    assert row["allocated_GB"] == stats["allocated_bytes.all.current"] / 1e9 >= tensor.nbytes / 1e9
+    assert row["max_allocated_GB"] == stats["allocated_bytes.all.peak"] / 1e9
+
+
+def test_annotated_model_keeps_its_outputs_and_keys() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    x, keys = torch.ones(2, 4), list(model.state_dict())
+    before = model(x)
+    with stepscope.annotate_model(model), torch.profiler.profile() as recorded:
+        assert torch.equal(model(x), before)
+    names = [event.name for event in recorded.events()]
+    assert names.count("module: 0") == 1 and names.count("module: Sequential") == 1
+    assert list(model.state_dict()) == keys
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    pytest.importorskip("torch")
+    out = tmp_path_factory.mktemp("toolkit")
+    said = two_ranks("tests/lab/toolkit_job.py", out, env={"PYTHONPATH": python_path(ROOT / "src")})
+    assert "RESULT" not in said[1] and "own ms" not in said[1]  # rank 0 alone prints
+    yield json.loads(said[0].partition("RESULT ")[2].splitlines()[0])
+
+
+SLEEP_MS, WIDTH_BYTES = 30, 256 * 256 * 4  # of tests/lab/toolkit_job.py
+
+
+@pytest.mark.job
+def test_late_rank_is_named_by_its_own_time(job: dict[str, Any]) -> None:
+    health, late = job["health"], job["late"]
+    for stragglers, own in (
+        (late["stragglers"], [late["own_ms"][rank] for rank in "01"]),
+        (health["stragglers"], [rank["own_ms"] for rank in health["ranks"]]),
+    ):
+        assert own[1] >= SLEEP_MS
+        assert (1 in stragglers) == (own[1] >= 1.1 * own[0])  # a busy machine may slow rank 0 as much
+    assert health["reason"] is None and [len(rank["times_ms"]) for rank in health["ranks"]] == [3, 3]
+    assert not any(job["gradients_left"]) and set(job["matmuls"]) == {"0", "1"}
+
+
+@pytest.mark.job
+def test_all_reduces_are_counted_and_timed(job: dict[str, Any]) -> None:
+    found, size = job["all_reduces"], 5 * 4 * 2**20
+    assert found["calls"] == 5 and found["first"] == 2**5 and found["total_bytes_GB"] == pytest.approx(size / 1e9)
+    assert 0 < found["total_time_ms"] <= found["outside_ms"]
+    assert found["avg_bandwidth_GBps"] == pytest.approx(size / found["total_time_ms"] / 1e6)
+    assert found["bus_bandwidth_GBps"] == pytest.approx(found["avg_bandwidth_GBps"])  # 2 (2-1)/2 = 1
+    assert found["best_bus_bandwidth_GBps"] >= found["bus_bandwidth_GBps"]
+    assert job["alpha_beta"]["alpha"] >= 0 and job["alpha_beta"]["beta"] > 0
+    assert job["efficiency"] == pytest.approx(0.8)  # 2 (2-1)/2 of 10 GB/s on 12.5
+
+
+@pytest.mark.job
+def test_statistics_over_ranks(job: dict[str, Any]) -> None:
+    assert job["statistics"]["loss"] == {"mean": 2.0, "min": 1.0, "max": 3.0, "std": 1.0}
+
+
+@pytest.mark.job
+def test_recorded_runs_hold_all_ranks(job: dict[str, Any]) -> None:
+    trained, synchronized = (stepscope.load(job[name]).document for name in ("folder", "synchronized"))
+    assert [rank["num_steps"] for rank in trained["ranks"]] == [3, 3]
+    assert [rank["num_steps"] for rank in synchronized["ranks"]] == [4, 4]
+    lines = (Path(job["folder"]) / steps_file(1)).read_text().splitlines()[1:]
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == 5 and all(step["regions"]["data_loading"]["ns"] >= SLEEP_MS * 1e6 for step in steps)
+    assert sum(c["count"] for c in synchronized["collectives"] if c["op"] == "all_reduce") == 4
+
+
+@pytest.mark.job
+def test_buckets_of_ddp(job: dict[str, Any]) -> None:
+    found = job["ddp"]
+    assert found["num_buckets"] == 2 and [b["size_bytes"] for b in found["buckets"]] == [2 * WIDTH_BYTES] * 2
+    for bucket in found["buckets"]:
+        assert bucket["wait_ms"] + bucket["transfer_ms"] == pytest.approx(bucket["time_ms"], rel=0.01)
+        assert bucket["bus_bandwidth_GBps"] == pytest.approx(2 * WIDTH_BYTES / bucket["transfer_ms"] / 1e6)
+    step = found["step"]
+    extra = step["backward_with_allreduce_ms"] - step["backward_ms"]
+    assert step["forward_ms"] > 0 and step["exposed_allreduce_ms"] == pytest.approx(max(0.0, extra))
+
+
+@pytest.mark.job
+def test_layer_of_tensor_parallelism(job: dict[str, Any]) -> None:
+    found = job["tensor_parallel"]
+    assert found["by_op"] == {"all_reduce": {"calls": 1.0, "bytes": 32 * 256 * 4.0}}
+    layer = found["layer"]
+    assert 0 < layer["exposed_comm_ms"] <= layer["comm_ms"] and layer["total_ms"] > 0
+    assert found["communication_fraction"] == pytest.approx(layer["exposed_comm_ms"] / layer["profiled_ms"])
+
+
+@pytest.mark.job
+def test_pipeline_schedule(job: dict[str, Any]) -> None:
+    found = job["pipeline"]
+    assert found["schedule"] == "gpipe" and found["stage"] == 0 and found["reason"] is None
+    assert found["forward_ms"] > 0 and found["backward_ms"] > 0 and found["send_ms"] > 0
+    assert 0 < found["bubble_fraction"] < 1
+
+
+@pytest.mark.job
+def test_gathers_of_sharded_parameters(job: dict[str, Any]) -> None:
+    found = job["sharded"]
+    assert found["gathers"] == 4 and found["gathered_bytes"] == 4 * WIDTH_BYTES
+    assert found["compute_ms"] > 0 and 0 < found["exposed_gather_ms"] <= found["gather_ms"]
+    assert found["stragglers"] is None and "FSDP" in found["reason"]

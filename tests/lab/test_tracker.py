@@ -1,0 +1,206 @@
+"""Throughput, MFU, alerts and late ranks of a running loop, and the same scalars in every place they are sent to."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from stepscope.contract.run_folder import steps_file
+from stepscope.lab.tracker import PerformanceTracker
+from stepscope.record.batch_contents import contents_of
+from stepscope.record.straggler_detector import Exchange, FolderChannel
+from stepscope.record.tracker import Alert, RunFollower
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_throughput_and_mfu_follow_from_what_was_fed() -> None:
+    clock, batch = Clock(), {"input_ids": torch.zeros(4, 100, dtype=torch.long)}
+    tracker = PerformanceTracker(flops_per_token=1e9, peak_tflops=2.0, world_size=2, clock=clock)
+    for _ in range(3):
+        clock.now_s += 0.5
+        found = tracker.step(batch, loss=1.5)
+    assert found["step/ms"] == pytest.approx(500) and found["loss"] == 1.5
+    assert found["throughput/samples_per_s"] == pytest.approx(16)
+    assert found["throughput/tokens_per_s"] == pytest.approx(1600)
+    assert found["efficiency/mfu"] == pytest.approx(400e9 / 0.5 / 2e12)
+    assert tracker.summary()["why_not"] == {}
+
+
+def test_a_step_that_is_started_and_ended_is_timed_alone() -> None:
+    clock = Clock()
+    tracker = PerformanceTracker(world_size=2, clock=clock)
+    for seconds in (0.25, 0.5):
+        clock.now_s += 3.0  # not part of a step
+        tracker.start_step()
+        clock.now_s += seconds
+        found = tracker.end_step(8)
+    assert found["step_time_ms"] == pytest.approx(500) and found["throughput"] == pytest.approx(32)
+    assert found["memory_gb"] == found.get("memory/peak_allocated_gb", found["memory/host_gb"]) > 0
+    assert found["step/mean_ms"] == pytest.approx(375)
+    clock.now_s += 1.0
+    assert tracker.end_step(torch.zeros(5, 3))["throughput"] == pytest.approx(10)
+
+
+def test_alerts_are_said_once_while_they_last() -> None:
+    clock = Clock()
+    heard: list[Alert] = []
+    tracker = PerformanceTracker(window=40, clock=clock, on_alert=heard.append)
+    for step in range(60):
+        clock.now_s += 0.1 if step < 30 else 0.15
+        tracker.step(samples=1)
+    assert [alert.id for alert in heard] == ["slower"]
+    clock.now_s += 1.0
+    tracker.step(samples=1)
+    assert heard[-1].id == "long-step" and "1000.0 ms" in heard[-1].text
+
+
+class FakeRun:
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.artefacts: list[Any] = []
+        self.finished = False
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def log_artifact(self, artefact: Any) -> None:
+        self.artefacts.append(artefact)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeArtifact(SimpleNamespace):
+    def __init__(self, name: str, type: str) -> None:
+        super().__init__(name=name, type=type, files=[])
+
+    def add_file(self, path: str) -> None:
+        self.files.append(Path(path).read_text())
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    module, run = ModuleType("wandb"), FakeRun()
+    module.run, module.init, module.Artifact = None, lambda project: run, FakeArtifact  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return run
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    module, run = ModuleType("mlflow"), FakeRun()
+    module.active_run, module.set_experiment = lambda: None, lambda name: None  # type: ignore[attr-defined]
+    module.start_run, module.end_run = lambda: run, run.finish  # type: ignore[attr-defined]
+    module.log_metrics = run.log  # type: ignore[attr-defined]
+    module.log_artifact = lambda path: run.artefacts.append(Path(path).read_text())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    return run
+
+
+def test_every_place_gets_the_same_scalars_and_the_report(tmp_path: Path, wandb: FakeRun, mlflow: FakeRun) -> None:
+    (tmp_path / "report.html").write_text("<p>the report")
+    clock, mine = Clock(), []
+    places = [f"tensorboard:{tmp_path / 'tb'}", "wandb:p", "mlflow:e", lambda step, values: mine.append((step, values))]
+    tracker = PerformanceTracker(clock=clock, log_to=places)
+    for _ in range(2):
+        clock.now_s += 0.25
+        tracker.step(samples=8)
+    tracker.close(report=tmp_path / "report.html")
+    assert wandb.logged == mlflow.logged == mine and [step for step, _ in mine] == [0, 1]
+    assert mine[1][1]["throughput/samples_per_s"] == pytest.approx(32)
+    assert wandb.finished and mlflow.finished
+    assert wandb.artefacts[0].files == mlflow.artefacts == ["<p>the report"]
+    assert (tmp_path / "tb" / "report.html").read_text() == "<p>the report"
+    (events,) = (tmp_path / "tb").glob("events.out.tfevents.*")
+    assert b"throughput/samples_per_s" in events.read_bytes()
+
+
+def test_a_recorded_job_is_followed_through_its_files(tmp_path: Path) -> None:
+    def lines(sync_ns: int) -> str:
+        line = {"dur_ns": 20_000_000, "device_ns": None, "memory": {"host_bytes": 2_000_000_000}}
+        regions = {"gradient_sync": {"ns": sync_ns, "n": 1}}
+        steps = [json.dumps({"step": n, **line, "regions": regions}) for n in range(5)]
+        return "\n".join(['{"schema": 1}', *steps, '{"step": 5, "dur'])
+
+    (tmp_path / steps_file(0)).write_text(lines(12_000_000))
+    (tmp_path / steps_file(1)).write_text(lines(1_000_000))
+    heard: list[tuple[int, dict[str, float]]] = []
+    follower = RunFollower(
+        [lambda step, values: heard.append((step, values))],
+        folder=lambda: tmp_path,
+        world_size=lambda: 2,
+        batch=lambda: {"samples_per_step": 4, "tokens_per_step": None},
+        period_s=60.0,
+    )
+    follower.on_step_end(0)
+    follower.on_close(tmp_path, 0)
+    ((step, values),) = heard
+    assert step == 4 and values["step/ms"] == pytest.approx(20) and values["memory/host_gb"] == pytest.approx(2)
+    assert values["throughput/samples_per_s"] == pytest.approx(2 * 4 / 0.02)
+    assert values["own_ms/rank1"] == pytest.approx(19) and values["late_ms/rank1"] == pytest.approx(11)
+    assert "throughput/tokens_per_s" not in values
+
+
+class Words:
+    """A channel in memory."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    def put(self, key: str, text: str) -> None:
+        self.words[key] = text
+
+    def look(self, key: str) -> str | None:
+        return self.words.get(key)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_ranks_hear_of_each_other_without_a_collective(kind: str, tmp_path: Path) -> None:
+    channel = Words() if kind == "memory" else FolderChannel(tmp_path / "words")
+    ranks = [Exchange(rank=rank, world_size=3, channel=channel) for rank in range(3)]
+    for own_ms, rank in zip(([10.0], [15.0], [10.2]), ranks, strict=True):
+        rank.swap(own_ms)
+    ranks[0].swap([10.0])  # rank 0 gathers what the others have left by now
+    ranks[1].swap([15.0])
+    assert ranks[0].known == ranks[1].known == {0: [10.0], 1: [15.0], 2: [10.2]}
+
+
+TOKENS = torch.ones(4, 128, dtype=torch.long)
+IMAGES, LABELS = torch.zeros(8, 3, 4, 4), torch.zeros(8, dtype=torch.long)
+PADDED = torch.tensor([[1] * 128, [1] * 28 + [0] * 100, [1] * 64 + [0] * 64, [1] * 100 + [0] * 28])
+PACKED = {"cu_seqlens": torch.tensor([0, 300, 512], dtype=torch.int32), "input_ids": TOKENS.view(1, 512)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "tokens"),
+    [
+        (TOKENS, 4, 512),
+        ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
+        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512),
+        (PACKED, 2, 512),
+        (pack_sequence([torch.arange(5), torch.arange(3), torch.arange(2)]), 3, 10),
+        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None),
+        ([IMAGES, LABELS], 8, None),
+        (IMAGES.to(torch.uint8), 8, None),
+        ({"x": {"ids": (TOKENS,)}}, 4, 512),
+        ((torch.tensor(1.0),), None, None),
+        (None, None, None),
+    ],
+)
+def test_contents_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
+    assert contents_of(batch) == (samples, tokens)

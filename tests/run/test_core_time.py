@@ -1,0 +1,86 @@
+"""A run on cores that other programs use is reported with the times of free cores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import RankTrace
+
+import stepscope
+from stepscope.document.consistency import contradictions
+from stepscope.report.summary import summary_text
+
+MS = 1_000_000
+# of a step on free cores, in ms
+FORWARD, OPTIMIZER, PYTHON = 12.0, 5.0, 3.0
+STEP = FORWARD + OPTIMIZER + PYTHON
+
+
+def record(folder: Path, slower: list[float], window: range) -> None:
+    """Write steps that each take so many times as long because the thread has no core, some of them profiled."""
+    r, at = RankTrace(), 0.0
+    lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1}]
+    for n, times in enumerate(slower):
+        began, ms = at, 1000 * times
+        if n in window:
+            r.step(n, at, at + STEP * ms)
+            r.ran("aten::mm", at, at + FORWARD * ms)
+            steps = (at + FORWARD * ms, at + (FORWARD + OPTIMIZER) * ms)
+            r.annotation("Optimizer.step#SGD.step", *steps)
+            r.ran("aten::_foreach_add_", *steps)
+        at += STEP * ms
+        regions = {"forward_pass": FORWARD, "optimizer_step": OPTIMIZER}
+        lines.append({
+            "step": n, "start_ns": int(1000 * began), "end_ns": int(1000 * at), "dur_ns": int(STEP * times * MS),
+            "device_ns": None, "profiled": n in window, "phase": "window" if n in window else "after",
+            "regions": {name: {"ns": int(own * times * MS), "n": 1} for name, own in regions.items()},
+            "cpu": {"run_ns": int(STEP * MS), "delay_ns": int(STEP * (times - 1) * MS)},
+        })  # fmt: skip
+    (folder / "rank00000.pt.trace.json").write_text(json.dumps(r.document() | {"deviceProperties": []}))
+    (folder / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# as a job that was killed leaves it: no samples, no description, and fewer steps than a mean needs
+@pytest.mark.parametrize("killed", [False, True])
+def test_times_are_those_of_free_cores(tmp_path: Path, killed: bool) -> None:
+    slower = [3.0, 9.0, 4.0, 5.0, 2.0, 7.0, 3.0, 8.0, 6.0, 3.0, 4.0, 5.0, 9.0, 2.0, 3.0, 4.0, 6.0, 5.0, 3.0, 4.0]
+    record(tmp_path, slower[:11] if killed else slower, range(4, 8))
+    found = stepscope.load(tmp_path).document
+    step = found["step"]
+    parts = {p["part"]: p["ms_per_step"] for p in step["budget"]}
+    assert step["starved"] is True
+    assert step["unprofiled_ms"] == pytest.approx(STEP, rel=0.01)
+    assert step["profiled_ms"] == pytest.approx(STEP, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(OPTIMIZER, rel=0.02)
+    assert step["core_wait_ms"] > 2 * STEP
+    assert not [f for f in found["findings"] if "CPU core" in f["title"]]
+    assert not list(contradictions(found))
+    assert "Overloaded machine" in summary_text(found)
+
+
+def test_steps_that_were_timed_together_have_their_mean(tmp_path: Path) -> None:
+    record(tmp_path, [3.0, 9.0, 4.0, 5.0, 2.0, 7.0, 3.0, 8.0] + [2.0, 10.0] * 10, range(4, 8))
+    path = tmp_path / "rank00000.steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[9:]:
+        line["cpu"] = {"run_ns": int(STEP * MS), "delay_ns": int(5 * STEP * MS)}  # of any two
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = stepscope.load(tmp_path).document
+    assert found["step"]["unprofiled_ms"] == pytest.approx(STEP, rel=0.01)
+    assert not [f for f in found["findings"] if "in some steps" in f["title"]]
+
+
+def test_short_waits_leave_the_times_as_they_are(tmp_path: Path) -> None:
+    record(tmp_path, [1.05] * 20, range(4, 8))
+    found = stepscope.load(tmp_path).document
+    assert found["step"]["starved"] is False
+    assert found["step"]["unprofiled_ms"] == pytest.approx(1.05 * STEP, rel=0.01)
+    assert "Overloaded" not in summary_text(found)
+
+
+def test_a_wait_that_contradicts_the_overload_is_found(tmp_path: Path) -> None:
+    record(tmp_path, [4.0] * 20, range(4, 8))
+    found = dict(stepscope.load(tmp_path).document)
+    found["step"] = {**found["step"], "core_wait_ms": 0.1}
+    assert [one.check for one in contradictions(found)] == ["starved"]

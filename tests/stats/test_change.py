@@ -1,0 +1,106 @@
+"""Planted changes of step times are recovered, and equal sides raise as many alarms as they may."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from stepscope.stats.change import Change, load_share, mean, paired, unpaired, without_waits
+
+
+def run(rng: np.random.Generator, *, factor: float = 1.0, steps: int = 50) -> np.ndarray:
+    """Return autocorrelated, skewed step times of about 10 ms."""
+    noise = rng.standard_normal(steps)
+    for i in range(1, steps):
+        noise[i] += 0.5 * noise[i - 1]
+    return 10 * factor * np.exp(0.03 * noise) * np.where(rng.random(steps) < 0.03, 3.0, 1.0)
+
+
+def alarms(compare: Callable[..., Change | None], rounds: int, *, seeds: int = 200, load: float = 0.0) -> int:
+    """Return in how many of the comparisons of equal sides one is called faster or slower."""
+    count = 0
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        busy = np.exp(load * rng.standard_normal(rounds))
+        sides = [[run(rng, factor=slow * np.exp(0.01 * rng.standard_normal())) for slow in busy] for _ in range(2)]
+        found = compare(*sides)
+        assert found is not None
+        count += found.slower or found.faster
+    return count
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_equal_sides_raise_no_more_alarms_than_allowed(rounds: int) -> None:
+    assert alarms(paired, rounds, load=0.2) <= 20
+    assert alarms(unpaired, rounds) <= 20
+
+
+@pytest.mark.parametrize("rounds", [3, 6])
+def test_a_planted_change_is_in_the_interval_and_load_of_a_round_cancels(rounds: int) -> None:
+    held = sharper = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        busy = np.exp(0.5 * rng.standard_normal(rounds))
+        sides = [[run(rng, factor=slow * planted) for slow in busy] for planted in (1.0, 1.2)]
+        in_turn, apart = paired(*sides), unpaired(*sides)
+        assert in_turn is not None and apart is not None
+        held += in_turn.low <= 1.2 <= in_turn.high and in_turn.slower
+        sharper += in_turn.high / in_turn.low < apart.high / apart.low
+    assert held >= 54 and sharper >= 54
+
+
+def test_one_disturbed_round_of_nine_hides_nothing() -> None:
+    times = [100.0, 104, 98, 101, 99, 103, 97, 100, 102]
+    found = paired([[t] for t in times], [[t / 2] for t in times[:-1]] + [[5000.0]])
+    assert found is not None and found.faster and found.ratio == pytest.approx(0.5, rel=0.02)
+
+
+def test_starts_that_disagree_widen_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    b = [[10 * (1.1 if k < 8 else 1.0) * (1 + 0.001 * rng.standard_normal())] for k in range(16)]
+    a = [[10.0]] * 16
+    together, by_start = (paired(a, b, starts=starts) for starts in (None, [k // 8 for k in range(16)]))
+    assert together is not None and by_start is not None
+    assert by_start.high - by_start.low > 1.5 * (together.high - together.low)
+
+
+def test_more_tests_widen_the_interval() -> None:
+    rng = np.random.default_rng(1)
+    sides = [[run(rng) for _ in range(5)] for _ in range(2)]
+    one, many = (paired(*sides, tests=tests) for tests in (1, 8))
+    assert one is not None and many is not None
+    assert many.low < one.low < one.high < many.high
+
+
+def test_no_interval_leaves_the_samples() -> None:
+    a, b = [[90.0, 95, 100, 92], [300.0, 320, 310, 305]], [[320.0, 310, 300, 305], [90.0, 100, 95, 92]]
+    found = paired(a, b)
+    assert found is not None
+    assert 0.999 * 90 / 320 <= found.low < found.ratio < found.high <= 1.001 * 320 / 90
+
+
+def test_rare_long_steps_are_in_the_mean_alone() -> None:
+    a = [np.full(16, 10.0) + 0.01 * k for k in range(6)]
+    b = [np.where(np.arange(16) % 8 == 0, 40.0, x) for x in a]
+    in_mean, typical = paired(a, b, location=mean), paired(a, b)
+    assert in_mean is not None and typical is not None
+    assert in_mean.slower and not typical.slower
+
+
+def test_too_few_steps_give_their_range_and_nothing_is_certain() -> None:
+    found = paired([[10.0]], [[20.0]])
+    assert found is not None
+    assert found.ratio == pytest.approx(2.0) and found.p_value is None and not found.slower
+    assert paired([[]], [[1.0]]) is None and unpaired([], [[1.0]]) is None
+
+
+def test_waits_for_a_core_are_recognised_as_load() -> None:
+    rng = np.random.default_rng(2)
+    sides = []
+    for factor in (1.0, 1.05):
+        waits = 30 * rng.random((20, 1)) * np.ones((20, 8))
+        own = 10 * factor * (1 + 0.01 * rng.standard_normal((20, 8)))
+        sides.append([np.array(rows) for rows in zip(own + waits, waits, strict=True)])
+    assert load_share(*sides) == 1.0
+    found = paired(*([without_waits(ms, 1.0) for ms in side] for side in sides))
+    assert found is not None and found.slower and found.ratio == pytest.approx(1.05, abs=0.01)
