@@ -22,9 +22,9 @@ from stepscope.contract.lateness import (
     lateness,
     own_times,
 )
-from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FIRST_STEPS, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.run.side_files import CollectiveTimes, StepLog
-from stepscope.stats.robust import median, slow_start
+from stepscope.stats.robust import median
 
 Floats = npt.NDArray[np.float64]
 Times = Mapping[int, CollectiveTimes]
@@ -62,9 +62,9 @@ def log_lateness(
 
 
 def step_times(log: StepLog) -> StepTimes:
-    """Return the columns of a log that own times need; steps of the warm-up do not count."""
+    """Return the columns of a log that own times need; the first ones of a process do not count."""
     host, device = (np.where(np.abs(x) < _MAX_WAIT_NS, x, np.nan) for x in map(log.column, (HOST_WAIT, DEVICE_WAIT)))
-    counts = log.unprofiled & (np.arange(len(log)) >= slow_start(log.dur_ns))
+    counts = log.unprofiled & (log.step >= FIRST_STEPS)
     return StepTimes(log.step.tolist(), log.dur_ns.tolist(), host.tolist(), device.tolist(), counts.tolist())
 
 

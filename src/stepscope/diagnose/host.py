@@ -969,7 +969,8 @@ def _before_graphs(account: Account) -> str:
     """Return what has to change before graphs can launch the passes, by the recorded steps; ends before the verb."""
     assert account.replay is not None
     pairs = [(r, p) for r, p in zip(account.run.ranks, account.replay.programs, strict=True) if r.has_device and len(p)]
-    waits = round(max(waits_inside(rank, program).sum() for rank, program in pairs) / len(account.replay.steps))
+    inside = (waits_inside(rank, program).sum() for rank, program in pairs)
+    waits = round(max(inside, default=0) / len(account.replay.steps))
     first = []
     if waits:
         first.append(

@@ -822,7 +822,7 @@ def load_sources(
     beside = side_files(about, but=read_here) if about else SideFiles()
     lost = 0.0
     if not everyone:
-        ranks, logs, description, lost = on_core_time(ranks, logs, description)
+        ranks, logs, description, lost = on_core_time(ranks, logs, description, about)
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     lines += [*damaged, *unreadable_logs, *since]

@@ -151,4 +151,4 @@ def test_equal_ranks_are_called_late_in_at_most_two_of_a_hundred_runs() -> None:
 def test_sleep_of_a_fifth_of_the_step_is_found(load: str, steps: int) -> None:
     """A busy loop on every second core makes steps differ by 40 % of each other: that takes twice the steps."""
     found = named(load, late_ms=40, steps=steps, runs=RUNS, seed=6)
-    assert sum(ranks == {1} for ranks in found) >= {"none": 0.95, "bursts": 0.9, "steady": 0.65}[load] * RUNS
+    assert sum(ranks == {1} for ranks in found) >= {"none": 0.95, "bursts": 0.85, "steady": 0.65}[load] * RUNS

@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from stepscope.contract.lateness import median
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import (
+    CORE_WAITS,
     RUN_JSON,
     SCHEMA,
     TELEMETRY,
@@ -455,6 +456,7 @@ class Writer:
             {**settings.get("live", {}), "pid": self.parent}, rank=self.rank, world_size=self.world_size, tell=_reply
         )
         self.telemetry: Any = None
+        self.core_waits: Any = None
         self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         hold_scratch(Path(settings["scratch"]))  # it outlives the process that made it
         self.packer = threading.Thread(target=self._pack_all, daemon=True)
@@ -510,7 +512,7 @@ class Writer:
             return
         self._close_log()
         try:
-            self.retries.until_done(self._write_telemetry)
+            self.retries.until_done(self._write_readings)
         except OSError:
             self.retries.lost_files.append(rank_file(self.rank, TELEMETRY))
         with contextlib.suppress(OSError):  # no process is left to report to; run.json then lacks this rank
@@ -550,7 +552,11 @@ class Writer:
             self.facts.update(message)
             self.live.facts(message)
             if message.pop("window_complete", False):
+                if self.core_waits is not None:
+                    self.core_waits.end()
                 self.jobs.put({"do": "report"})
+        elif do == "window soon":
+            self._watch_core(message["thread"])
         elif do == "checkpoint":
             if self.checkpoints and self.checkpoints[-1][:2] == message["entry"][:2]:  # the same one, which has ended
                 self.checkpoints.pop()
@@ -565,6 +571,14 @@ class Writer:
 
         self.telemetry = Telemetry(self.facts["device"], reads_host=not self.facts.get("local_rank"))
         self.live.meter(self.telemetry.reading)
+
+    def _watch_core(self, native_id: int) -> None:
+        if self.world_size > 1 or (self.facts.get("device") or {}).get("kind") != "cpu":
+            return  # what a device computes needs no core, and ranks need one clock for all
+        from stepscope.record.helper.core_waits import CoreWaits
+
+        self.core_waits = self.core_waits or CoreWaits()
+        self.core_waits.begin(self.parent, native_id)
 
     def _claim(self, message: dict[str, Any]) -> None:
         try:
@@ -644,7 +658,7 @@ class Writer:
                 continue
             if job["do"] == "report":
                 try:
-                    self._write_telemetry()
+                    self._write_readings()
                     self._write_facts(over=False)
                     if self.rank == 0:
                         self._write_run_json(self._facts_of_all(over=False), over=False)
@@ -665,10 +679,12 @@ class Writer:
             with contextlib.suppress(OSError):
                 Path(job["plain"]).unlink()
 
-    def _write_telemetry(self) -> None:
+    def _write_readings(self) -> None:
         if self.telemetry is not None and self.folder is not None:
             self.facts["energy_unknown"] = self.telemetry.reasons or None
             self.telemetry.write(self.folder / rank_file(self.rank, TELEMETRY))
+        if self.core_waits is not None and self.folder is not None:
+            self.core_waits.write(self.folder / rank_file(self.rank, CORE_WAITS))
 
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None
