@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.contract.lateness import DEFAULT_WINDOW_STEPS, LateRank, lateness, own_times
+from stepscope.analyze.log_stragglers import known_lateness
+from stepscope.contract.lateness import DEFAULT_WINDOW_STEPS, LateRank
 from stepscope.contract.live import (
     REGRESSION,
     Key,
@@ -19,11 +20,11 @@ from stepscope.contract.live import (
     regression_state,
     straggler_states,
 )
-from stepscope.contract.step_line import counts, times_of_lines
+from stepscope.contract.step_line import counts
 from stepscope.cost.chips import look_up, mfu_peak
 from stepscope.records import Row, dataclass
 from stepscope.run.running import Line, Running, RunningRank
-from stepscope.run.side_files import number
+from stepscope.run.side_files import number, step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
@@ -113,8 +114,7 @@ def _pace(lines: Sequence[Line]) -> float | None:
 def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     if len(ranks) < 2 or not all(rank.lines for rank in ranks):
         return []
-    known = own_times({rank.rank: times_of_lines(rank.lines) for rank in ranks}, window_steps=_WINDOW_STEPS)
-    return [] if known is None else lateness(known[1])
+    return known_lateness([step_log_of(rank.lines, rank=rank.rank) for rank in ranks], window_steps=_WINDOW_STEPS)
 
 
 def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:

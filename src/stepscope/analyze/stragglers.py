@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness
+from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness, recurring_lateness
 from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.lateness import (
@@ -402,8 +402,6 @@ def _product(text: str) -> float:
 
 # of the lateness: own times by the log that are longer by more hold waits
 _HIDDEN_WAIT = 0.5
-# what recurs is known by its region: no difference between equal ranks is mistaken for it
-_RECURRING_SLOWDOWN = 1.05
 
 
 def training_stragglers(
@@ -411,7 +409,7 @@ def training_stragglers(
 ) -> Row:
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
-    recurring = _recurring_late(training)
+    recurring = _recurring_late(logs, training)
     found, notes = [], []
     late_ns: dict[int, float] = {}
     for s in traced:
@@ -499,14 +497,10 @@ def _cleared(s: Row, log: LateRank) -> str:
     )
 
 
-def _recurring_late(training: TrainingStep | None) -> dict[int, Row]:
+def _recurring_late(logs: Sequence[StepLog], training: TrainingStep | None) -> dict[int, Row]:
     """Return the ranks in which something recurs that the others wait for."""
-    if training is None or len(training.recurring.ranks) < 2:
-        return {}
-    r = training.recurring
-    own = training.ordinary_ns + r.scale * r.excess_ns.sum(axis=0)
-    judged = lateness(dict(zip(r.ranks, own.tolist(), strict=True)), slowdown=_RECURRING_SLOWDOWN)
-    return {one.rank: _recurring_straggler(r, one) for one in judged if one.is_late}
+    late = late_of(recurring_lateness(logs, training))
+    return {one.rank: _recurring_straggler(training.recurring, one) for one in late} if training is not None else {}
 
 
 def _recurring_straggler(r: Recurring, late: LateRank) -> Row:

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.log_stragglers import late_ranks, log_lateness, shows_late_ranks
-from stepscope.analyze.stragglers import _recurring_late
-from stepscope.analyze.training_step import training_step
 from stepscope.run.side_files import CollectiveTimes, StepLog, step_log_of
 from stepscope.units import ms
 
@@ -69,7 +67,7 @@ def logs_of(own: np.ndarray, in_regions: np.ndarray | None = None) -> list[StepL
 
 def late_by_logs(logs: list[StepLog]) -> set[int]:
     """Return the ranks that are late in all steps, or in some because something recurs there."""
-    return {late.rank for late in late_ranks(logs)} | set(_recurring_late(training_step(logs)))
+    return {late.rank for late in late_ranks(logs)}
 
 
 def test_sleep_of_80_ms_is_measured_within_a_tenth_in_nine_of_ten_runs() -> None:
