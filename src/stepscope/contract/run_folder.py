@@ -183,7 +183,8 @@ class OwnersThread(TypedDict):
     module: list[int]
     sequence: list[int]
     step: list[int]
-    python: list[list[int]]  # [i, stack, ns]: Python time in no operator before operator i
+    # [i, stack, ns, calls]: Python time in no operator before operator i; calls that begin or end in it
+    python: list[list[int]]
 
 
 class Owners(TypedDict):

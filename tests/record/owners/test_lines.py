@@ -122,7 +122,7 @@ def test_python_time_between_operators_goes_to_its_line():
     owners = owners_in(slow)
     thread = training(owners)
     zeros = [owners["names"][n] for n in thread["name"]].index("aten::zeros")
-    gap = {innermost(owners, s): ns for i, s, ns in thread["python"] if i == zeros}
+    gap = {innermost(owners, s): ns for i, s, ns, _ in thread["python"] if i == zeros}
     line = slow.__code__.co_firstlineno + 2
     assert max(gap, key=lambda frame: gap[frame])[1] == line
 
