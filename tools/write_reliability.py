@@ -16,12 +16,12 @@ SOAK = "\n## Soak\n"  # measured, not made here: `benchmarks/overhead.py soak --
 HEAD = """\
 # What may go wrong
 
-After this page you know what damaged files, hostile input and failing jobs lead to. Made from `tests/faults.toml`, which names
-the tests of each row, by `tools/write_reliability.py`; do not edit.
+After this page you know what damaged files, hostile input and failing jobs lead to. Made from `tests/faults.toml`,
+which names the tests of each row, by `tools/write_reliability.py`; do not edit.
 
-Reading ends in a result with a note on data quality, or in one line of error with exit code 2: never a traceback, a hang,
-unbounded memory or a silently wrong number. Recording leaves losses bit-equal and the exit code and number of steps
-unchanged in every scenario.
+Reading ends in a result with a note on data quality, or in one line of error with exit code 2: never a traceback, a
+hang, unbounded memory or a silently wrong number. Recording leaves losses bit-equal and the exit code and number of
+steps unchanged in every scenario.
 """
 KINDS = {
     "reading": "Reading damaged or hostile input",
