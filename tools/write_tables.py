@@ -56,8 +56,8 @@ def _rows(columns: list[Column]) -> str:
 
 def _line(column: Column) -> str:
     key = "" if column.json_key == name_in_ms(column.name) else f" ({column.json_key or '-'})"
-    kind = f"{column.dtype}{'?' if column.null else ''} {column.unit}".rstrip()
-    return f"- `{column.name}`{key} {kind}: {column.meaning}\n"
+    kind = (column.dtype if column.unit in ("", "1") else column.unit) + ("?" if column.null else "")
+    return f"- `{column.name}`{key}, {kind}: {column.meaning}\n"
 
 
 if __name__ == "__main__":
