@@ -3,8 +3,9 @@
     python tools/write_outputs.py [RUNS]
 
 A block that begins with `$ stepscope COMMAND RUN ...` is written anew where the runs it names are in `tests/data`, in
-the folder RUNS or in `MADE`, or where the command needs none. Where a block ends in `...`, so does the new one, after as many lines. Commands that
-record or serve are left alone. A test compares the blocks of the runs in `tests/data` and `MADE`.
+the folder RUNS or in `MADE`, or where the command needs none. Where a block ends in `...`, so does the new one, after
+as many lines. Commands that record or serve are left alone. A test compares the blocks of the runs in `tests/data` and
+`MADE`.
 """
 
 import os
