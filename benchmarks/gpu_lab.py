@@ -7,7 +7,7 @@
 
 Every part writes `PART.json` (a results document, as `stepscope bench` writes it), a sweep after every measurement, so
 that a kill loses one; the traces of `ddp` and `fsdp` are packed next to it. Measuring needs nothing but torch. All
-sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/lab/gpu-lab.md.
+sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/gpu.md.
 """
 
 import argparse
