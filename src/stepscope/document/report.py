@@ -393,6 +393,7 @@ def _run(account: Account) -> dict[str, Any]:
         "torch": versions.get("torch") if isinstance(versions, dict) else None,
         "window": run.window,
         "asked_by": run.asked_by,
+        "failure": text if isinstance(text := run.description.get("failure"), str) else None,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
         "unreadable": len(run.unreadable),
     }

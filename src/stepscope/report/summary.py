@@ -215,6 +215,8 @@ def _caveats(view: _View) -> list[str]:
     """Return what limits the conclusions of the first screen."""
     document, run, first = view.document, view.document["run"], view.findings[0] if view.findings else None
     lines = []
+    if run.get("failure") and run["num_steps"]:
+        lines.append(f"The job failed: {printable(run['failure'])}.")
     if document["step"].get("starved") and view.step_ms:
         waited_ms = document["step"]["core_wait_ms"]
         took, waited = three_digits(view.step_ms + waited_ms), three_digits(waited_ms)
