@@ -131,6 +131,7 @@ GROUPS = {
         "view": "open report, tables and timeline in the browser",
         "whatif": "predict the step time with a fix or a faster network",
         "code": "list cost and potential saving per source line",
+        "ops": "list operators with time, calls, shapes and memory",
         "memory": "show device memory over the step: categories, peak, growth",
         "compare": "find significant differences between two runs; gates for CI",
         "health": "run pass/fail checks per rank; for CI",

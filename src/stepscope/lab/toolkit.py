@@ -23,7 +23,7 @@ from typing import Any
 
 from stepscope.contract.collectives import bus_factor, ring_steps
 from stepscope.contract.lateness import late_ranks, lateness
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns
 from stepscope.lab.predict.model_flops import utilisation
 from stepscope.record.rank import initialized_distributed, place_by_variables
@@ -465,10 +465,10 @@ def profile_distributed_training(
     out: str | Path | None = None,
     **settings: Any,
 ) -> Path | None:
-    """Train `num_steps` steps, record the last of them on every rank, and return the run folder.
+    """Train `num_steps` steps, record the last of them on every rank, print the operators, return the run folder.
 
-    The steps before are timed without the profiler. `loss_fn(output, targets)` gives the loss; without it the model's
-    own `.loss`, else the mean of its output. Without an optimizer the weights stay. `settings` are those of
+    The steps before are timed without the profiler; shapes and memory are recorded. `loss_fn(output, targets)` gives
+    the loss; without it the model's own `.loss`, else the mean of its output. Without an optimizer the weights stay. `settings` are those of
     `stepscope.profile`; read the folder with `stepscope report` or `stepscope.load`.
     """
     from stepscope.lab.bench.in_process import loss_of, model_device
@@ -479,7 +479,8 @@ def profile_distributed_training(
         raise UsageError(f"num_steps has to be at least 3 (one unprofiled, one warm-up, one recorded), not {num_steps}")
     active = min(3, num_steps - 2)
     batches = timed_batches(dataloader, model_device(model))
-    window = {"wait": num_steps - 1 - active, "warmup": 1, "active": active, **settings}
+    window = {"wait": num_steps - 1 - active, "warmup": 1, "active": active}
+    window |= {"record_shapes": True, "profile_memory": True, **settings}
     with profile(out=out, **window) as recording:
         for _ in range(num_steps):
             with recording.region("data_loading"):
@@ -493,8 +494,25 @@ def profile_distributed_training(
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
             recording.step()
-    _print(f"recorded {window['active']} steps; read them with: stepscope report {recording.run_folder}")
-    return recording.run_folder
+    folder = recording.run_folder
+    if folder is not None and _rank() == 0:
+        _show_operators(folder)
+    _print(f"recorded {window['active']} steps; read them with: stepscope report {folder}")
+    return folder
+
+
+def _show_operators(folder: Path) -> None:
+    from stepscope.analysis import load
+    from stepscope.document.report import operators_document
+    from stepscope.report.pages.ops import MOST, ops_sheet
+    from stepscope.report.sheet_text import sheet_text
+
+    try:
+        document = operators_document(load(folder).account)
+        shown = {**document, "operators": document["operators"][:MOST]}
+        _print(sheet_text(ops_sheet(shown), width=100))
+    except StepscopeError as error:  # such as a full disk: the recording is complete or its reason was printed
+        _print(f"no table of operators: {error}")
 
 
 def quick_health_check(
