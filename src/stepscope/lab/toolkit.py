@@ -468,8 +468,8 @@ def profile_distributed_training(
     """Train `num_steps` steps, record the last of them on every rank, print the operators, return the run folder.
 
     The steps before are timed without the profiler; shapes and memory are recorded. `loss_fn(output, targets)` gives
-    the loss; without it the model's own `.loss`, else the mean of its output. Without an optimizer the weights stay. `settings` are those of
-    `stepscope.profile`; read the folder with `stepscope report` or `stepscope.load`.
+    the loss; without it the model's own `.loss`, else the mean of its output. Without an optimizer the weights stay.
+    `settings` are those of `stepscope.profile`; read the folder with `stepscope report` or `stepscope.load`.
     """
     from stepscope.lab.bench.in_process import loss_of, model_device
     from stepscope.record.profile import profile
