@@ -351,7 +351,7 @@ def test_flops_and_mfu_of_a_configuration() -> None:
     with pytest.raises(UsageError, match="num_heads"):
         stepscope.count_flops_per_token(type("C", (), {"hidden_dim": 1, "num_layers": 1, "vocab_size": 1}))
     model = torch.nn.Sequential(torch.nn.Embedding(512, 64), torch.nn.Linear(64, 512))
-    found = stepscope.measure_mfu(model, Config(), 1, 3, peak_flops=1e12)
+    found: dict[str, Any] = stepscope.measure_mfu(model, Config(), 1, 3, peak_flops=1e12)
     assert found["flops_per_step"] == 3 * forward * 32 * 3
     assert (
         found["mfu"]

@@ -45,7 +45,8 @@ class OverlapProfiler:
         from stepscope.lab.bench.in_process import barrier, model_device, passes_ms
         from stepscope.record.quick_check import to_device
 
-        batch, times = to_device(input_data, model_device(self.model)), {True: [], False: []}  # type: ignore[var-annotated]
+        batch = to_device(input_data, model_device(self.model))
+        times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(2 + num_trials):  # DDP rebuilds its buckets after the first
             for sync, measured in times.items():
                 barrier()
@@ -73,7 +74,7 @@ def count_flops_per_token(config: Any) -> int:
     """
     from stepscope.lab.predict.model_flops import Transformer, forward_flops_per_token
 
-    sizes = {part: _size(config, *names) for part, names in _NAMES.items()}
+    sizes: dict[str, Any] = {part: _size(config, *names) for part, names in _NAMES.items()}
     model = Transformer(**sizes, mlp_width=4 * sizes["d_model"])
     return forward_flops_per_token(model, seq_len=_size(config, "seq_len", "max_position_embeddings")).total
 
@@ -93,10 +94,11 @@ def measure_mfu(
 
     batch_size, seq_len = _size(config, "batch_size"), _size(config, "seq_len", "max_position_embeddings")
     tokens = random_tokens((batch_size, seq_len), _size(config, "vocab_size"), model_device(model))
-    times = [
-        sum(passes_ms(model, tokens, lambda output: getattr(output, "logits", output).float().mean()))
-        for _ in range(num_warmup + num_measure)
-    ]
+
+    def mean(output: Any) -> Any:
+        return getattr(output, "logits", output).float().mean()
+
+    times = [sum(passes_ms(model, tokens, mean)) for _ in range(num_warmup + num_measure)]
     step_ms = median(times[num_warmup:])
     flops = 3 * count_flops_per_token(config) * batch_size * seq_len
     found = {

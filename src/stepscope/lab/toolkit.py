@@ -504,7 +504,7 @@ def profile_distributed_training(
         raise UsageError(f"num_steps has to be at least 3 (one unprofiled, one warm-up, one recorded), not {num_steps}")
     active = min(3, num_steps - 2)
     batches = timed_batches(dataloader, model_device(model))
-    window = {"wait": num_steps - 1 - active, "warmup": 1, "active": active}
+    window: dict[str, Any] = {"wait": num_steps - 1 - active, "warmup": 1, "active": active}
     window |= {"record_shapes": True, "profile_memory": True, **settings}
     with profile(out=out, **window) as recording:
         for _ in range(num_steps):
@@ -646,7 +646,7 @@ def calibrate_alpha_beta(
     errors = [abs(a - b) / b for a, b in zip(fitted_ns, times_ns, strict=True)]
     spread = sum((t - fmean(times_ns)) ** 2 for t in times_ns)
     missed = sum((a - b) ** 2 for a, b in zip(fitted_ns, times_ns, strict=True))
-    found = {
+    found: dict[str, Any] = {
         "alpha_us": line.alpha_ns / 1e3 / ring_steps("all_reduce", ranks),
         "beta_gbps": 8 / line.ns_per_byte * bus_factor("all_reduce", ranks),
         "world_size": ranks,
