@@ -20,7 +20,7 @@ from stepscope.report.pages.ops import KEYS, ops_sheet
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run_arguments(parser)
-    parser.add_argument("--sort", choices=tuple(KEYS), help="default: device, or host where no device was recorded")
+    parser.add_argument("--sort", choices=tuple(KEYS), metavar="KEY", help=f"{', '.join(KEYS)} (device, else host)")
     add_json(parser, "all operators as JSON")
     add_html(parser)
 

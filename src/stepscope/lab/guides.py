@@ -70,7 +70,7 @@ COMMANDS = {
     "python -m memory_profiler train.py": "stepscope record --memory -- python train.py",
     "torch.cuda.memory._snapshot()": "stepscope memory FILE",
     "export NCCL_DEBUG=INFO": "stepscope record --nccl-log -- COMMAND; stepscope import LOG --into RUN",
-    "export TORCH_DISTRIBUTED_DEBUG=DETAIL": "stepscope record --debug distributed -- COMMAND",
+    "export TORCH_DISTRIBUTED_DEBUG=DETAIL": "stepscope record --debug distributed-detail -- COMMAND",
     "export TORCH_COMPILE_DEBUG=1": "stepscope record --debug compile -- COMMAND",
     "export PYTORCH_CUDA_ALLOC_CONF=...": "stepscope bench allocator",
     "run_benchmark.py (TorchBench)": "stepscope bench ddp --workload torchbench:MODEL",

@@ -137,7 +137,7 @@ def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> N
         ([("closed", 900, None), ("killed", 100, None)], ["rank 1 was killed, after 9 steps"]),
     ],
 )
-def test_T9_rank_that_ended_first_is_named(ends: list[tuple[str, int, str | None]], said: list[str]) -> None:
+def test_T9_rank_killed_first_is_named(ends: list[tuple[str, int, str | None]], said: list[str]) -> None:
     found = [facts(k, ended=how, ended_ns=10**6 * ms, failure=why) for k, (how, ms, why) in enumerate(ends)]
     run = run_description(found, world_size=2, ended=True)
     assert run["warnings"] == said and run["ended"] and not run["finished"]
