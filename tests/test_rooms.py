@@ -43,9 +43,10 @@ LAB_DESK = (
     "lab.tune",
     "lab.report",
     "lab.toolkit",
+    "lab.exercises",
     "lab.cli",
 )
-OVER_BOTH = ("lab.toolkit", "lab.cli")
+OVER_BOTH = ("lab.toolkit", "lab.exercises", "lab.cli")
 # other names of modules of the laboratory, for jobs and scripts
 ALIASES = "bench"
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}

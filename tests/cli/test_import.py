@@ -155,6 +155,7 @@ NCCL INFO Channel 00/02 : 0 1 2 3
 NCCL INFO Channel 01/02 : 0 1 2 3
 NCCL INFO Using algorithm Ring, protocol Simple
 NCCL INFO AllReduce: opCount 5 sendbuff 0x1 recvbuff 0x2 count 1048576 datatype 7 op 0 root 0 comm 0x3 [nranks=4]
+NCCL INFO AllReduce: opCount 42 bytes 104857600 datatype 7 op 0
 NCCL INFO Broadcast: opCount 6
 """
 
@@ -193,7 +194,8 @@ def test_bare_log_of_nccl_needs_a_rank_and_is_reported(tmp_path: Path, capsys: p
     (log,) = report["nccl"]
     assert (log["rank"], log["channels"], log["total_bw_gb_per_s"]) == (0, 2, 96.0)
     assert [(c["algorithm"], c["protocol"]) for c in log["choices"]] == [("RING", "SIMPLE")]
-    assert {(c["op"], c["size_bytes"]) for c in log["collectives"]} == {("all_reduce", 4 << 20), ("broadcast", None)}
+    sizes = {("all_reduce", 4 << 20), ("all_reduce", 100 << 20), ("broadcast", None)}
+    assert {(c["op"], c["size_bytes"]) for c in log["collectives"]} == sizes
     assert "algorithms: RING/SIMPLE" in text and "all_reduce  4.2 MB" in text and page.startswith("<!doctype html>")
 
 

@@ -1,8 +1,12 @@
 """Every name of the toolkit, with a number that the test computes by itself."""
 
+import contextlib
+import io
 import json
 import math
 import random
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +19,10 @@ from tests.job_environment import python_path
 from tests.two_ranks import two_ranks
 
 import stepscope
+from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file
 from stepscope.errors import UsageError
+from stepscope.lab.guides import COMMANDS, INSTEAD, SAME
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -98,8 +104,10 @@ def test_overlap_is_time_of_both_over_the_shorter() -> None:
     tracker.record_step(100, 40, 150, other_ms=50)  # all of it hidden, 50 ms of loading
     assert tracker.overlap_efficiency() == pytest.approx(70 / 80)
     tracker.record_step(100, 40, 200)  # 60 ms are something else: no negative overlap
+    with pytest.warns(UserWarning, match="do not fit into 90 ms"):
+        tracker.record_step(100, 40, 90)
     report = tracker.report()
-    assert report["overlap_efficiency"] == pytest.approx(70 / 120)
+    assert report["overlap_efficiency"] == pytest.approx(70 / 120) and report["impossible_steps"] == 1
     assert report["unexplained_ms"] == 60 and report["theoretical_min_ms"] == 300
 
 
@@ -160,7 +168,8 @@ def test_check_lists_are_measured_or_say_why_not(
     monkeypatch.chdir(tmp_path)
     unknown = diagnose()
     assert unknown and all(i["status"] == "not measured" and i["reason"] and i["remedy"] for i in unknown)
-    assert unknown[0]["id"] in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert unknown[0]["id"] in printed and len(printed.splitlines()) <= 1 + len({i["reason"] for i in unknown})
     monkeypatch.setenv("TORCH_TRACE_DIR", str(DATA / "gloo-ddp"))
     assert [i["id"] for i in diagnose()] == [i["id"] for i in unknown]
 
@@ -204,6 +213,31 @@ def test_clock_offsets_are_recovered(tmp_path: Path) -> None:
     assert after[1] - before[1] == pytest.approx(-shift_us, abs=300)
 
 
+def test_every_name_and_command_of_the_guides_is_here_or_mapped() -> None:
+    pytest.importorskip("torch")
+    page = (ROOT / "docs" / "lab" / "guides.md").read_text()
+    for name in SAME:
+        assert callable(getattr(stepscope, name)) and f"`{name}`" in page
+    for name, instead in INSTEAD.items():
+        with pytest.raises(AttributeError, match=re.escape(f"{name!r}; see {instead}")):
+            getattr(stepscope, name)
+        assert f"`{name}`" in page and instead in page
+        assert all(hasattr(stepscope, other) for other in re.findall(r"stepscope\.(\w+)", instead))
+    assert all(theirs in page and ours in page for theirs, ours in COMMANDS.items())
+    for line in (*re.findall(r"`(stepscope [^`]+)`", " ".join(INSTEAD.values())), *COMMANDS.values()):
+        for command in line.split("; "):
+            words = shlex.split(command.partition(" -- ")[0].replace(" ...", ""))[1:]
+            options = {word for word in words if word.startswith("--")}
+            assert options <= set(re.findall(r"--[\w-]+", help_of(words))), command
+
+
+def help_of(words: list[str]) -> str:
+    kinds = words[: 2 if words[0] in ("bench", "predict") else 1]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main([*kinds, "--help"])
+    return out.getvalue()
+
+
 def test_two_configurations_differ_by_what_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     clock, noise, step_s = [0.0], random.Random(0), [0.0]
@@ -237,13 +271,18 @@ def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> N
     profiler.snapshot("after")
     rows = profiler.report()
     assert [row["label"] for row in rows] == ["before", "after"] and rows[0]["host_GB"] == before.host_bytes / 1e9
+    assert profiler.checkpoints == profiler.snapshots and re.search(r"after +[\d.]+ [MG]B", capsys.readouterr().out)
     found = stepscope.memory_breakdown()
     grown = {name: found["categories"][name] - known[name] for name in ("parameters", "gradients", "optimizer")}
     if found["device"] == "cpu":
         assert rows[1]["allocated_GB"] is None and found["reason"]
         assert rows[1]["host_GB"] > rows[0]["host_GB"]
         assert grown == {"parameters": 32_000_000, "gradients": 32_000_000, "optimizer": 64_000_004}
-    assert "parameters" in capsys.readouterr().out
+    assert re.search(r"gradients +\d+\.\d [MG]B", capsys.readouterr().out)
+    steps = stepscope.profile_training_step(model, optimizer, torch.ones(1, 1000))
+    assert [s.label for s in steps][::5] == ["before", "after zero_grad"]
+    profiler.reset()
+    assert profiler.checkpoints == []
 
 
 def test_breakdown_counts_live_blocks_of_one_device_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +334,45 @@ def test_annotated_model_keeps_its_outputs_and_keys() -> None:
     names = [event.name for event in recorded.events()]
     assert names.count("module: 0") == 1 and names.count("module: Sequential") == 1
     assert list(model.state_dict()) == keys
+    assert stepscope.NVTXAnnotatedModule(model, "decoder") is model and list(model.state_dict()) == keys
+    with torch.profiler.profile() as recorded:
+        model(x)
+    assert {"module: decoder", "module: decoder.0"} <= {event.name for event in recorded.events()}
+
+
+class Config:
+    hidden_dim, num_layers, num_heads, vocab_size, seq_len, batch_size = 64, 2, 4, 512, 32, 3
+
+
+def test_flops_and_mfu_of_a_configuration() -> None:
+    torch = pytest.importorskip("torch")
+    forward = 2 * (24 * 64**2 + 4 * 32 * 64) + 2 * 512 * 64
+    assert stepscope.count_flops_per_token(Config()) == forward
+    with pytest.raises(UsageError, match="num_heads"):
+        stepscope.count_flops_per_token(type("C", (), {"hidden_dim": 1, "num_layers": 1, "vocab_size": 1}))
+    model = torch.nn.Sequential(torch.nn.Embedding(512, 64), torch.nn.Linear(64, 512))
+    found: dict[str, Any] = stepscope.measure_mfu(model, Config(), 1, 3, peak_flops=1e12)
+    assert found["flops_per_step"] == 3 * forward * 32 * 3
+    assert (
+        found["mfu"]
+        == pytest.approx(found["achieved_tflops"])
+        == pytest.approx(found["flops_per_step"] / found["time_per_step_ms"] / 1e9)
+    )
+
+
+def test_straggler_detector_of_guides() -> None:
+    pytest.importorskip("torch")
+    noise, late = random.Random(0), set()
+    for slow_s in (0.0, 0.05):
+        detector = stepscope.StragglerDetector(window_size=50, threshold_std=2.0)
+        detector.record_step(0.1)
+        assert detector.gather_times(0.1) == [0.1]
+        for _ in range(60):
+            times = [0.1 * noise.uniform(0.98, 1.02) + (slow_s if rank == 3 else 0) for rank in range(8)]
+            stragglers, statistics = detector.detect_straggler(times)
+        late |= {(slow_s, int(s["rank"])) for s in stragglers}
+        assert statistics["max"] == max(times) and statistics["spread"] == pytest.approx(max(times) / min(times))
+    assert late == {(0.05, 3)} and stragglers[0]["slowdown"] == pytest.approx(1.5, abs=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +396,7 @@ def test_late_rank_is_named_by_its_own_time(job: dict[str, Any]) -> None:
     ):
         assert own[1] >= SLEEP_MS
         assert (1 in stragglers) == (own[1] >= 1.1 * own[0])  # a busy machine may slow rank 0 as much
+    assert all(rank["step_ms"] >= SLEEP_MS for rank in health["ranks"])  # the other rank waits for its gradients
     assert health["reason"] is None and [len(rank["times_ms"]) for rank in health["ranks"]] == [3, 3]
     assert not any(job["gradients_left"]) and set(job["matmuls"]) == {"0", "1"}
 
@@ -330,7 +409,11 @@ def test_all_reduces_are_counted_and_timed(job: dict[str, Any]) -> None:
     assert found["avg_bandwidth_GBps"] == pytest.approx(size / found["total_time_ms"] / 1e6)
     assert found["bus_bandwidth_GBps"] == pytest.approx(found["avg_bandwidth_GBps"])  # 2 (2-1)/2 = 1
     assert found["best_bus_bandwidth_GBps"] >= found["bus_bandwidth_GBps"]
-    assert job["alpha_beta"]["alpha"] >= 0 and job["alpha_beta"]["beta"] > 0
+    line = job["alpha_beta"]
+    assert line["alpha_us"] >= 0 and line["beta_gbps"] > 0 and Path(line["plot"]).read_text().startswith("<svg")
+    assert all(
+        m["relative_error"] == pytest.approx(abs(m["fitted"] / m["time"] - 1)) for m in line["measurements"]
+    ) and line["max_relative_error"] == max(m["relative_error"] for m in line["measurements"])
     assert job["efficiency"] == pytest.approx(0.8)  # 2 (2-1)/2 of 10 GB/s on 12.5
 
 
@@ -360,6 +443,13 @@ def test_buckets_of_ddp(job: dict[str, Any]) -> None:
     step = found["step"]
     extra = step["backward_with_allreduce_ms"] - step["backward_ms"]
     assert step["forward_ms"] > 0 and step["exposed_allreduce_ms"] == pytest.approx(max(0.0, extra))
+
+
+@pytest.mark.job
+def test_overlap_of_a_model_is_that_of_its_trace(job: dict[str, Any]) -> None:
+    found = job["overlap"]
+    assert 0 <= found["overlap_efficiency"] <= 1 and found["comm_only_ms"] > 0
+    assert found["sequential_ms"] == pytest.approx(found["compute_only_ms"] + found["comm_only_ms"])
 
 
 @pytest.mark.job

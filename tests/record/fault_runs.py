@@ -106,7 +106,7 @@ def description(folder: Path, *, within_s: float = HANG_S) -> dict[str, Any]:
     while time.monotonic() < deadline:
         if (folder / "run.json").exists():
             found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-            if found["finished"]:
+            if found["ended"]:
                 return found
         time.sleep(0.1)
     raise AssertionError(f"no finished run.json in {folder} within {within_s} s: {sorted(folder.iterdir())}")

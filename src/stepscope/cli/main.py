@@ -143,6 +143,7 @@ GROUPS = {
         "investigate": "write analysis and validation of a fix into one Markdown file",
         "history": "show runs over time by commit and host",
         "job": "show goodput of a whole job, across restarts",
+        "ops": "list operators with time, calls, shapes and memory",
         "sql": "query the tables of a run with SQL",
         "export": "write a merged timeline, tables or TensorBoard files",
         "import": "add Nsight, NCCL or PyTorch files to a run",

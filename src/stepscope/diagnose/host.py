@@ -274,7 +274,10 @@ def _no_core(account: Account) -> Iterator[Match]:
     yield _lost(
         account,
         spent,
-        facts={"cores": _cores_text(account)},
+        facts={
+            "cores": _cores_text(account),
+            "fewer": "loader workers and " if _rank_facts(account, "loader_workers")[0] else "",
+        },
         evidence=(
             evidence_ms(
                 "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
@@ -736,6 +739,16 @@ _MORE_WORKERS = (
 _FROM_WORKER_NS = 500_000
 
 
+def _off_core_ns(account: Account) -> float:
+    """Return how long the usual rank's training thread neither ran nor was ready to run in a step; 0 where unknown."""
+    found = []
+    for log in account.run.logs:
+        ran, waited, steps = log.column("cpu.run_ns"), no_core_ns(log), log.unprofiled
+        if waited is not None and steps.any():
+            found.append(float(np.median((log.dur_ns - np.nan_to_num(ran) - waited)[steps])))
+    return max(0.0, median(found)) if found else 0.0
+
+
 def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float | None]:
     """Return the share of the wait that is left with a worker on every free core of the host, with the remedy for it;
     the kind's own remedy where the recording shows neither workers nor cores.
@@ -746,16 +759,22 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
         has_workers = any(len(_from_workers(rank)) for rank in account.run.ranks)
         return 0.0, _MORE_WORKERS if has_workers else "", None
     local = max((len(r) for r in hosts.values() if isinstance(r, list)), default=1) if isinstance(hosts, dict) else 1
-    usable = max(1, cores // max(local, 1) - 1)
+    free = cores // max(local, 1) - 1
+    usable = max(1, free)
     has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} core{'' if cores == 1 else 's'} for {local} rank{'' if local == 1 else 's'}"
     cheaper = "decode and augment ahead of time, cache the result, or augment on the device"
     step_ns = account.step.step_ns
     batch_ns, free_ns = step_ns * workers if workers else waited, max(step_ns - waited, 1.0)
     handed_over = 0 if workers else _FROM_WORKER_NS
     left = max(handed_over, batch_ns / usable - free_ns) / waited
-    if workers >= usable or left >= 1 - NOTABLE:
+    computes = free < 1 and _off_core_ns(account) < MOSTLY * waited  # a worker would take the core from training
+    if workers >= usable or left >= 1 - NOTABLE or computes:
         costs = (
-            f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread" if handed_over else ""
+            "; loading computes, and no core is free"
+            if computes
+            else f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread"
+            if handed_over
+            else ""
         )
         return 0.0, (
             f"{cheaper[0].upper()}{cheaper[1:]}, or use a host with more cores: more workers cannot hide it on this one ({has}"
@@ -1077,7 +1096,7 @@ KINDS = (
          scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
     Kind("host-stall", _no_core, "Training waits for a CPU core",
          "the training thread is ready to run, and other threads or programs have the cores{cores}",
-         "Give it dedicated cores: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
+         "Give it dedicated cores: fewer {fewer}threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
          "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
          "it is ready.",
          scope=Scope.DEVICE, needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),

@@ -479,10 +479,13 @@ def _bubble(account: Account) -> Iterator[Match]:
     if view is None or not view.microbatches or step is None:
         return
     m, more = view.microbatches, MORE_MICROBATCHES * view.microbatches
+    saving_ns = microbatch_saving_ns(view, more, step_ns=step.step_ns)
+    if saving_ns <= 0:  # what more messages take is more
+        return
     extra = (view.stages - 1) / (view.chunks or 1)
     idle_ns = float(np.mean([one.idle_ns for one in view.ranks]))
     yield Match(
-        formula_ns=microbatch_saving_ns(view, more, step_ns=step.step_ns),
+        formula_ns=saving_ns,
         facts={
             "m": m, "stages": view.stages, "extra": f"{extra:.3g}", "all": f"{m + extra:.3g}", "more": more,
         },

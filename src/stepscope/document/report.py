@@ -91,6 +91,18 @@ def code_document(account: Account, view: CodeView) -> dict[str, Any]:
     }
 
 
+def operators_document(account: Account) -> dict[str, Any]:
+    """Return all operators as the JSON of `stepscope ops`: sums over the window, means per rank."""
+    return {
+        "schema": SCHEMA,
+        "run": account.run.name,
+        "num_ranks": len(account.run.ranks),
+        "num_steps": account.num_steps,
+        "step_ms": ms_or_none(account.step.profiled_ns if account.step else None),
+        "operators": json_rows("operators", account.operators.operators),
+    }
+
+
 def _unowned_json(costs: CodeCosts) -> dict[str, Any]:
     none = costs.unowned
     host, device = costs.unowned_host_share, costs.unowned_device_share
@@ -393,6 +405,7 @@ def _run(account: Account) -> dict[str, Any]:
         "torch": versions.get("torch") if isinstance(versions, dict) else None,
         "window": run.window,
         "asked_by": run.asked_by,
+        "failure": text if isinstance(text := run.description.get("failure"), str) else None,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
         "unreadable": len(run.unreadable),
     }

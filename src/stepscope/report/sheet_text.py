@@ -53,7 +53,7 @@ def sheet_text(
             hidden.append(section.title)
             continue
         rows += [(), (((cut(printable(section.title), room)), "bold"),)]
-        rows += _section(section, room, most=None if verbose else section.most)
+        rows += section_rows(section, room, most=None if verbose else section.most)
     rows += [()] if sheet.notes else []
     for note in sheet.notes:
         rows += wrapped(printable(note, width=_MAX_LENGTH), room, first="! ", indent="  ", style="yellow")
@@ -79,7 +79,8 @@ def _cards(cards: Sequence[Mapping[str, Any]], room: int) -> list[Row]:
     return rows
 
 
-def _section(section: Section, room: int, *, most: int | None) -> list[Row]:
+def section_rows(section: Section, room: int, *, most: int | None) -> list[Row]:
+    """Return the lines and the table of a section, without its title; no more than `most` rows of the table."""
     rows = [
         row
         for line in section.lines

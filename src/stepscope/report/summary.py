@@ -7,6 +7,7 @@ cached report is printed without importing anything heavy.
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,9 @@ from stepscope.document.sentence import (
     time_text,
 )
 from stepscope.report.lines import Row, broken, cut, painted, text_width, wrapped
+from stepscope.report.pages.ops import MOST, operators_section
+from stepscope.report.sheet import Section
+from stepscope.report.sheet_text import section_rows
 from stepscope.units import printable, readable_bytes
 
 Json = Mapping[str, Any]
@@ -201,6 +205,8 @@ def _opening(view: _View) -> list[Row]:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
     whole = [sentence] if text_width(sentence) + 2 <= width else re.split(r"(?<=\.) (?=Fix)", sentence, maxsplit=1)
     rows = [row for part in whole for row in _whole_clauses(part, width, style="bold", most=3 if width >= 60 else 8)]
+    if document["run"].get("failure") and document["run"]["num_steps"]:
+        more.append(f"! The job failed: {printable(document['run']['failure'])}.")
     if caveats := _caveats(view):
         more.append(f"! {' '.join(caveats)}")
     for line in more:
@@ -700,6 +706,7 @@ def _details(view: _View) -> list[Row]:
         "Not examined": lambda: _unexamined(view),
         f"All parts of the {view.whole}": lambda: _all_parts(view),
         "Lines of code": lambda: _code(view),
+        **{one.title: partial(section_rows, one, view.width, most=None) for one in _operators(document)},
         "All ranks": lambda: _all_ranks(view),
         "Measured kernels": lambda: _kernels(view),
         "NCCL log": lambda: _nccl(view),
@@ -786,6 +793,10 @@ def _code(view: _View) -> list[Row]:
         text = f"   {view.ms(own[0]):>7}  {view.ms(own[1]):>7}  {place}  "
         rows.append(((text, ""), (cut(source, max(0, view.width - text_width(text))), "dim")))
     return [((f"   {'host':>7}  {'device':>7}  line (self time, ms per step)", "dim"),), *rows] if rows else []
+
+
+def _operators(document: Json) -> list[Section]:
+    return operators_section(document["operators"], document["run"]["num_steps"], most=MOST)
 
 
 def _all_ranks(view: _View) -> list[Row]:
@@ -904,6 +915,8 @@ def _commands(view: _View) -> list[Row]:
         commands.append((f"stepscope whatif {run} {words}", "fix 1, alone or with others"))
     if view.document["code"]:
         commands.append((f"stepscope code {run}", "all source lines"))
+    if view.document["operators"]:
+        commands.append((f"stepscope ops {run}", "all operators"))
     if not view.is_light:
         commands.append((f"stepscope report {run} --html report.html", "the report as one file"))
     return [

@@ -53,6 +53,11 @@ def passes_ms(
     return (middle - begin) / 1e6, (end - middle) / 1e6
 
 
+def random_tokens(shape: tuple[int, int], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Return random token ids."""
+    return torch.randint(0, vocab_size, shape, device=device)
+
+
 def gathers_in_forward(model: Any) -> bool:
     """Return whether the forward pass has collectives: FSDP 1 and 2."""
     return hasattr(model, "set_requires_gradient_sync") or type(model).__name__ == "FullyShardedDataParallel"

@@ -49,6 +49,7 @@ _FIRST_SCALE = 2.0**12
 _EAGER_STEPS = 3  # before capture, on a side stream, as capture needs; real steps, so that training continues
 _SUMS = 256
 _CHECKED_STEPS = 3
+_LONGEST_LOAD_S = 0.5  # a slow data set, not memory, would decide, after hours
 _FITTING_STEPS = 2  # the optimizer's state is there from the second on
 _HUNG = 3
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError, MemoryError)
@@ -121,6 +122,8 @@ def _try_size(bench: Bench, spec: WorkloadSpec) -> tuple[str | None, float]:
         own = isinstance(work.samples, Sized) and not isinstance(work.samples, Synthetic)
         if own and spec.batch_size * bench.world_size > len(work.samples):  # the same samples again and again
             return f"the data set holds {len(work.samples)} samples", 0.0
+        if own and (load_s := _of_rank_0(bench, _loading_s(work))) > _LONGEST_LOAD_S:
+            return f"loading a batch takes {load_s:.1f} s: this and larger ones are not measured", 0.0
         with closing(_step_on(bench, work, {})) as training:
             for _ in range(_FITTING_STEPS):
                 begin_s = perf_counter()
@@ -134,6 +137,13 @@ def _try_size(bench: Bench, spec: WorkloadSpec) -> tuple[str | None, float]:
             bench.give_up(**found, batch_size=spec.batch_size)
         return str(found["reason"]), 0.0
     return None, 1000 * (perf_counter() - begin_s)
+
+
+def _loading_s(work: Workload) -> float:
+    begin_s = perf_counter()
+    with closing(work.batches()) as batches:
+        next(batches)
+    return perf_counter() - begin_s
 
 
 def _refuse_other_sizes(fed: BatchCount, work: Workload, micro_batches: int) -> None:

@@ -106,17 +106,20 @@ _OF_A_RANK = (
 )
 
 
-def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> Facts:
+def run_description(found: Sequence[Facts], *, world_size: int, ended: bool) -> Facts:
     """Return the content of run.json from the facts of the ranks that left some, in order of rank."""
     job = {name: next((f[name] for f in found if f.get(name) is not None), None) for name in _OF_THE_JOB}
     created_ns = min((f["created_ns"] for f in found if "created_ns" in f), default=time.time_ns())
     flops = _flops(found, world_size)
     tokens = {name: _whole_job(found, name, world_size) for name in ("tokens_per_step", "samples_per_step")}
+    failure = _first_failure(found)
     return {
         "schema": SCHEMA,
         "created": datetime.datetime.fromtimestamp(created_ns / 1e9, tz=datetime.UTC).isoformat(timespec="seconds"),
         "created_ns": created_ns,
-        "finished": finished,
+        "ended": ended,
+        "finished": ended and failure is None,
+        "failure": failure,
         **job,
         "world_size": world_size,
         "missing_ranks": sorted(set(range(world_size)) - {f["rank"] for f in found}),
@@ -126,7 +129,7 @@ def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) 
         **tokens,
         **_unprofiled(found),
         "windows": _windows(found),
-        "warnings": _warnings(found),
+        "warnings": [*([failure] if failure else []), *_changed_steps(found)],
         "ranks": {
             str(f["rank"]): {**{name: f.get(name) for name in _OF_A_RANK}, "flops": f.get("flops"), "steps": f["steps"]}
             for f in found
@@ -189,24 +192,24 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
     return out
 
 
-def _warnings(found: Sequence[Facts]) -> list[str]:
-    return [*_killed_first(found), *_changed_steps(found)]
-
-
 # ranks that one signal ends are gone within this
 _TOGETHER_NS = 10_000_000
 
 
-def _killed_first(found: Sequence[Facts]) -> list[str]:
+def _first_failure(found: Sequence[Facts]) -> str | None:
+    """Return how training failed: the rank that ended first, and how; None where all ranks ended by themselves."""
     ended = [f for f in found if f.get("ended_ns") and (f["ended"] == "killed" or f.get("failure"))]
     ended.sort(key=lambda f: f["ended_ns"])
-    if not ended or ended[0]["ended"] != "killed":  # the traceback shows the other cause
-        return []
+    if not ended:
+        return None
     first, later = ended[0], ended[1:]
+    steps = f"after {first['steps']['count']} steps"
+    if first["ended"] != "killed":
+        return f"rank {first['rank']} failed with {first['failure']}, {steps}"
     together = [f for f in later if f["ended"] == "killed" and f["ended_ns"] - first["ended_ns"] < _TOGETHER_NS]
     if together:
-        return [f"{1 + len(together)} ranks were killed at the same time, after {first['steps']['count']} steps"]
-    return [f"rank {first['rank']} was killed{' first' if later else ''}, after {first['steps']['count']} steps"]
+        return f"{1 + len(together)} ranks were killed at the same time, {steps}"
+    return f"rank {first['rank']} was killed{' first' if later else ''}, {steps}"
 
 
 def _changed_steps(found: Sequence[Facts]) -> list[str]:
@@ -705,7 +708,7 @@ class Writer:
 
     def _write_run_json(self, found: list[dict[str, Any]], *, over: bool) -> None:
         assert self.folder is not None
-        text = run_description(found, world_size=self.world_size, finished=over)
+        text = run_description(found, world_size=self.world_size, ended=over)
         place_whole(json.dumps(text, indent=1).encode() + b"\n", self.folder / RUN_JSON)
 
     def _facts_of_all(self, *, over: bool) -> list[dict[str, Any]]:
