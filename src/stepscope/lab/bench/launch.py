@@ -36,6 +36,7 @@ _POLL_S = 0.05
 _GRACE_S = 1.0  # for the other ranks to end after one has failed
 _KILL_AFTER_S = 5.0
 _ERROR_BYTES = 100_000
+_STOPPED = "stopped by Ctrl-C; results up to then are saved"
 
 # Variables of rank, world size, rank and ranks on this machine. A batch script of Slurm has SLURM_PROCID and
 # SLURM_NTASKS too, though it runs alone: only the tasks of the step that srun started count.
@@ -156,11 +157,14 @@ def launch(
         try:
             message = _wait_for_ranks(ranks, follow, deadline_s=deadline_s, limit_s=limit_s)
         except KeyboardInterrupt:
-            message, interrupted = "stopped by Ctrl-C; results up to then are saved", True
+            message, interrupted = _STOPPED, True
         finally:
             _end(ranks)
-        for one in follow:
-            one.read()
+        try:
+            for one in follow:
+                one.read()
+        except KeyboardInterrupt:  # pressed again, or raised by a callback: the records are read from the files below
+            message, interrupted = _STOPPED, True
     records = tuple(records_of(out, rank) for rank in (range(world_size) if 0 in here else here))
     if all(any(r["what"] == "done" for r in mine) for mine in records):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
@@ -286,6 +290,6 @@ def _end(ranks: Sequence[_Rank]) -> None:
     for rank in running:
         try:
             rank.process.wait(timeout=max(until_s - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C again: it is not waited for
             rank.process.kill()
             rank.process.wait()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,8 @@ from stepscope.record.batch_contents import BatchContents, contents_of
 from stepscope.side_file import refuse_output
 
 _TRACE_WARMUP_STEPS = 3
+_MAX = ("peak_memory_allocated_gb", "peak_memory_reserved_gb", "peak_host_bytes")
+_SUM = ("samples_per_step", "tokens_per_step", "flops_per_step")
 
 # samples and tokens; None where a batch does not show them
 Counts = tuple[float | None, float | None]
@@ -99,6 +102,36 @@ def measure(
         "peak_memory_reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
         "samples_per_step": samples,
         "tokens_per_step": tokens,
+    }
+
+
+def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one record of all ranks: the job's samples, the fullest rank's memory, the median rank's time."""
+
+    def over(name: str, function: Callable[[Sequence[float]], float]) -> float | None:
+        found = [rank.get(name) for rank in ranks]
+        return None if None in found else function(found)
+
+    def by_step(records: Sequence[Any], name: str, function: Callable[[Sequence[float]], float]) -> list[float] | None:
+        found = [record[name] for record in records]
+        return None if None in found else [function(values) for values in zip(*found, strict=True)]
+
+    def check(name: str) -> dict[str, Any] | None:
+        found = [rank.get(name) for rank in ranks]
+        if None in found:
+            return None
+        first_ms = max(one["first_step_ms"] for one in found)
+        return {**found[0], "losses": by_step(found, "losses", fmean), "first_step_ms": first_ms}
+
+    return {
+        **ranks[0],
+        **{name: by_step(ranks, name, median) for name in ("step_ms", "warmup_ms")},
+        **{name: over(name, max) for name in _MAX},
+        **{name: over(name, sum) for name in _SUM},
+        "memory_allocated_gb": by_step(ranks, "memory_allocated_gb", max),
+        "losses": by_step(ranks, "losses", fmean),
+        "check": check("check"),
+        "reference": check("reference"),
     }
 
 

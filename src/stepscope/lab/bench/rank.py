@@ -78,13 +78,19 @@ class Bench:
         self.stream.write(json.dumps(record) + "\n")
         self.stream.flush()
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Return every rank's value, on every rank."""
+        ranks: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(ranks, value)
+        return ranks
+
     def bring_to_rank_0(self, path: Path, base: Path) -> None:
         """Copy every rank's file below its `base` to rank 0's, where ranks of a launcher share no storage."""
         if self.store is None:
             return
         stat = path.stat()
-        files: list[Any] = [None] * self.world_size
-        dist.all_gather_object(files, (str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
+        files = self.gathered((str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
         wanted = [[rank for rank, file in enumerate(files) if rank and not _same_file(base, *file)]]
         dist.broadcast_object_list(wanted, src=0)
         for rank in wanted[0]:

@@ -10,7 +10,7 @@
 A gradient is compared by its sketch: every element gets a random sign and is added to one of 256 sums. The squared
 distance of two sketches is that of the gradients on average, off by about 9 % (count sketch, Charikar et al. 2002).
 
-An item that takes longer than its limit ends the process: `sweep_control` continues without that variant. Of several
+An item that takes longer than its limit ends the process: `sessions` continues without that variant. Of several
 ranks one that cannot continue ends as well, for the others wait for it.
 """
 
@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -38,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope.errors import UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.implementations import Options, parallel, trainable
-from stepscope.lab.bench.measure import BatchCount, measure
+from stepscope.lab.bench.measure import BatchCount, job_samples, measure
 from stepscope.lab.bench.rank import Bench
 from stepscope.lab.bench.sweeps import next_probe
 from stepscope.lab.bench.training import Training
@@ -60,8 +59,6 @@ _NO_MEMORY = (
     "bad_alloc",
     "cannot allocate memory",
 )
-_MAX = ("peak_memory_allocated_gb", "peak_memory_reserved_gb", "peak_host_bytes")
-_SUM = ("samples_per_step", "tokens_per_step", "flops_per_step")
 
 
 def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
@@ -156,39 +153,7 @@ def _of_rank_0(bench: Bench, value: Any) -> Any:
 def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) -> dict[str, Any]:
     if outcome["what"] != "samples":
         bench.give_up(**who, **outcome)
-    ranks: list[Any] = [None] * bench.world_size
-    dist.all_gather_object(ranks, outcome)
-    return job_samples(ranks)
-
-
-def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one record of all ranks: the job's samples, the fullest rank's memory, the median rank's time."""
-
-    def over(name: str, function: Callable[[Sequence[float]], float]) -> float | None:
-        found = [rank[name] for rank in ranks]
-        return None if None in found else function(found)
-
-    def by_step(records: Sequence[Any], name: str, function: Callable[[Sequence[float]], float]) -> list[float] | None:
-        found = [record[name] for record in records]
-        return None if None in found else [function(values) for values in zip(*found, strict=True)]
-
-    def check(name: str) -> dict[str, Any] | None:
-        found = [rank[name] for rank in ranks]
-        if None in found:
-            return None
-        first_ms = max(one["first_step_ms"] for one in found)
-        return {**found[0], "losses": by_step(found, "losses", fmean), "first_step_ms": first_ms}
-
-    return {
-        **ranks[0],
-        **{name: by_step(ranks, name, median) for name in ("step_ms", "warmup_ms")},
-        **{name: over(name, max) for name in _MAX},
-        **{name: over(name, sum) for name in _SUM},
-        "memory_allocated_gb": by_step(ranks, "memory_allocated_gb", max),
-        "losses": by_step(ranks, "losses", fmean),
-        "check": check("check"),
-        "reference": check("reference"),
-    }
+    return job_samples(bench.gathered(outcome))
 
 
 def _step_on(bench: Bench, work: Workload, settings: Mapping[str, Any]) -> "TrainStep | Training":

@@ -1,26 +1,32 @@
-"""Run a sweep: start processes that measure its variants in turn, and continue without those that crash or hang.
+"""Trials of a benchmark: rounds of variants in turned order, measured by ranks that are started as often as needed.
 
-One process, or one on each of several ranks, measures everything where it can; sweeps of process settings start one per
-measurement. On a launcher's ranks rank 0 decides: a session that fails is followed by another, one that is complete is
-the last, so the other ranks know when to stop. Standard library only: torch is needed by those processes, not here.
+    variants -> rounds in turned order -> trial(items) -> records of rank 0 -> Measured
+
+A trial starts the ranks of one session and measures items, each a variant and the number of its run. One session
+measures everything where it can; process settings and world sizes need one per measurement. A sweep continues without
+variants that crash or hang; every other benchmark ends with the first session that fails.
+
+Records are lines of rank 0: `begin`, then one of `samples`, `trace`, `out_of_memory`, `failed`, all with `variant` and
+`run`; `machine` once per session. On a launcher's ranks rank 0 decides: a session that fails is followed by another,
+one that is complete is the last, so the other ranks know when to stop. Standard library only: torch is needed by ranks.
 """
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.contract.rounds import turned
 from stepscope.errors import UsageError
 from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launch
-from stepscope.lab.bench.results import REFUSED, results, series
+from stepscope.lab.bench.results import REFUSED, Record, results, series
 from stepscope.lab.bench.sweeps import Sweep, Variant, next_probe
 
-MEASURING = "stepscope.lab.bench.sweep_child:measure_items"
-FITTING = "stepscope.lab.bench.sweep_child:find_fitting"
+MEASURING = "sweep_child:measure_items"
+FITTING = "sweep_child:find_fitting"
 # environment of a process whose growth is limited: torch for aarch64 allocates by mimalloc, which maps 1 GiB ahead
 NOTHING_IN_RESERVE = {"MIMALLOC_ARENA_RESERVE": "0"}
 _NOTHING_CACHED = {"MIMALLOC_PURGE_DELAY": "0"}  # where growth is measured: it also caches freed memory
@@ -30,9 +36,12 @@ _UNCOUNTED = {
     "avg_memory_allocated_gb": None,
     "memory_reason": "a CUDA graph's pool counts as reserved, and as allocated only while the graph is captured",
 }
+_ENDS = ("samples", "trace", "out_of_memory", "failed")
 
+# items that ended, their number, the variant that begins
 Progress = Callable[[int, int, str], None]
-Record = dict[str, Any]
+# a variant's name and the number of its run; None for its trace
+Item = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -57,18 +66,18 @@ class Method:
 
 @dataclass
 class Sessions:
-    """Where the next launch runs, and the number of launches so far."""
+    """Where the next session runs, and the number of sessions so far."""
 
     launched: LauncherPlace | None = None
     number: int = 0
 
     def start(self, job: str, settings: Mapping[str, Any], *, method: Method, out: Path, **how: Any) -> LaunchResult:
-        """Return how the next session ended."""
+        """Return how the next session ended; `job` is a module and a function of this folder."""
         self.number += 1
-        plan = {"job": job, "settings": settings, "threads": method.threads, "share_devices": method.share_devices}
-        how = {"limit_s": method.limit_s, "on_record": None, "environ": None, **how}
+        plan = {"job": f"stepscope.lab.bench.{job}", "settings": settings, "threads": method.threads}
+        how = {"world_size": method.world_size, "limit_s": method.limit_s, **how}
         return launch(
-            plan, world_size=method.world_size, backend=method.backend, out=out, launched=self.launched,
+            {**plan, "share_devices": method.share_devices}, backend=method.backend, out=out, launched=self.launched,
             session=self.number - 1, **how,
         )  # fmt: skip
 
@@ -88,50 +97,103 @@ class Sessions:
 
 
 @dataclass
-class SweepMeasurements:
-    """What a sweep has measured so far: records of each variant's runs, and the reason of variants without all runs.
+class Measured:
+    """What has been measured so far: records of rank 0, and the reason of variants without all runs.
 
-    `message` is the reason why the sweep is not complete.
+    `message` is the reason why it is not complete.
     """
 
-    runs: dict[str, list[Record]] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
     refusals: dict[str, Record] = field(default_factory=dict)
-    environment: Record = field(default_factory=dict)
     message: str | None = None
     interrupted: bool = False
+
+    @property
+    def runs(self) -> dict[str, list[Record]]:
+        """Return the samples of each variant, run by run."""
+        found: dict[str, list[Record]] = {}
+        for record in sorted(self.every("samples"), key=lambda record: record["run"]):
+            found.setdefault(record["variant"], []).append(record)
+        return found
+
+    @property
+    def environment(self) -> Record:
+        """Return the machine of the first session."""
+        return {k: v for k, v in self.first("machine").items() if k != "what"}
+
+    def every(self, what: str, **wanted: Any) -> list[Record]:
+        """Return all records of a kind with these fields."""
+        return [r for r in self.records if r["what"] == what and all(r.get(k) == v for k, v in wanted.items())]
+
+    def first(self, what: str, **wanted: Any) -> Record:
+        """Return the first record of a kind with these fields, empty without one."""
+        return next(iter(self.every(what, **wanted)), {})
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add the records of a session."""
+        self.records += records
+        self.refusals |= {r["variant"]: r for r in records if r["what"] in _ENDS[2:] and "variant" in r}
+
+    def pending(self, items: Sequence[Item]) -> list[Item]:
+        """Return the items that were neither measured nor refused."""
+        done = {(r["variant"], r["run"]) for r in self.records if r["what"] in _ENDS[:2]}
+        return [item for item in items if item not in done and item[0] not in self.refusals]
+
+
+# measures items in the session of a number; options are those of `launch`
+Trial = Callable[..., LaunchResult]
+
+
+def in_rounds(names: Sequence[str], runs: int) -> list[Item]:
+    """Return the items of all rounds, in turned order."""
+    return [(name, run) for run in range(runs) for name in turned(run, names)]
+
+
+def run_trials(
+    items: Sequence[Item], trial: Trial, *, limit_s: float, fresh: bool = False, resumes: bool = False,
+    refusals: Mapping[str, Record] | None = None, progress: Progress | None = None,
+    keep: Callable[[Measured], None] | None = None,
+) -> tuple[Measured, LaunchResult | None]:  # fmt: skip
+    """Return everything measured, whatever happened to single variants, and how the last session ended.
+
+    `fresh`: every measurement in a new session. `resumes`: a session that failed is followed by one without the variant
+    that failed. `keep` gets the results so far after every measurement; Ctrl-C keeps what there is.
+    """
+    found = Measured(refusals=dict(refusals or {}))
+    pending = found.pending(items)
+    total, deadline_s = len(pending), time.monotonic() + limit_s
+    result: LaunchResult | None = None
+    for number in range(2 * total):
+        left_s = deadline_s - time.monotonic()
+        if not pending or found.message or left_s <= 0:
+            break
+        live = Measured([*found.records], {**found.refusals})
+
+        def on_record(record: Record, live: Measured = live) -> None:
+            live.add([record])
+            if keep and record["what"] in _ENDS:
+                keep(live)
+            if progress and "variant" in record:
+                name = record["variant"] if record["what"] == "begin" else ""
+                progress(total - len(live.pending(items)), total, name)
+
+        now = pending[:1] if fresh else pending
+        result = trial(now, number, limit_s=left_s, on_record=on_record)
+        found.add(result.records[0])  # all of them, also where a callback was interrupted
+        _note_end(found, result, first=now[0][0], limit_s=limit_s, resumes=resumes)
+        pending = found.pending(items)
+    if pending and not found.message:
+        found.message = _out_of_time(limit_s)
+    return found, result
 
 
 def run_sweep(
     sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None,
-    keep: Callable[[SweepMeasurements], None] | None = None, sessions: Sessions | None = None,
-) -> SweepMeasurements:  # fmt: skip
-    """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is.
-
-    `keep` gets the results so far after every measurement.
-    """
+    keep: Callable[[Measured], None] | None = None, sessions: Sessions | None = None,
+) -> Measured:  # fmt: skip
+    """Return everything measured of a sweep, whose session is followed by another where a variant fails."""
     sessions = sessions or Sessions()
-    found = SweepMeasurements(refusals=_not_here(sweep.variants, backend=method.backend))
-    pending = _interleaved([v for v in sweep.variants if v.name not in found.refusals], runs=method.runs)
-    wanted = Counter(variant.name for variant, _ in pending)
-    begun: list[Record] = []  # the measurement that has begun and not ended
-
-    def on_record(record: Record) -> None:
-        if record["what"] == "machine":
-            found.environment = found.environment or {k: v for k, v in record.items() if k != "what"}
-        elif record["what"] == "begin":
-            begun[:] = [record]
-        elif "variant" in record:
-            begun.clear()
-            if record["what"] == "samples":
-                found.runs.setdefault(record["variant"], []).append(record)
-            else:
-                found.refusals[record["variant"]] = record
-            if keep:
-                keep(found)
-        if progress and "variant" in record:
-            done = sum(n if name in found.refusals else len(found.runs.get(name, ())) for name, n in wanted.items())
-            progress(done, wanted.total(), record["variant"] if record["what"] == "begin" else "")
-
+    variants = {variant.name: variant for variant in sweep.variants}
     names = ("accumulation", "warmup_steps", "steps", "item_limit_s", "memory_limit_bytes")
     settings = {
         "spec": dict(spec),
@@ -139,26 +201,20 @@ def run_sweep(
         **{name: getattr(method, name) for name in names},
     }
     environ = _NOTHING_CACHED if sweep.goal != "time" and method.backend == "gloo" else None
-    deadline_s = time.monotonic() + method.limit_s
-    result: LaunchResult | None = None
-    for number in range(2 * len(pending)):
-        left_s = deadline_s - time.monotonic()
-        if not pending or found.interrupted or found.message or left_s <= 0:
-            break
-        items = pending[:1] if sweep.fresh else pending
-        given = {**settings, "items": [{"variant": asdict(variant), "run": run} for variant, run in items]}
-        with _variables(items[0][0].env if sweep.fresh else {}):
-            result = sessions.start(
-                MEASURING, given, method=method, out=out / f"process{number:03d}", limit_s=left_s,
-                on_record=on_record, environ=environ,
-            )  # fmt: skip
-        _note_end(found, result, begun=begun[0] if begun else None, first=items[0][0].name, limit_s=method.limit_s)
-        begun.clear()
-        done = {(record["variant"], record["run"]) for runs in found.runs.values() for record in runs}
-        pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
-    if pending and not found.message:
-        found.message = _out_of_time(method.limit_s)
-    sessions.end(result, method=method, out=out / "end")
+
+    def trial(items: Sequence[Item], number: int, **how: Any) -> LaunchResult:
+        given = {**settings, "items": [{"variant": asdict(variants[name]), "run": run} for name, run in items]}
+        with _variables(variants[items[0][0]].env if sweep.fresh else {}):
+            place = out / f"process{number:03d}"
+            return sessions.start(MEASURING, given, method=method, out=place, environ=environ, **how)
+
+    refusals = _not_here(sweep.variants, backend=method.backend)
+    items = in_rounds([name for name in variants if name not in refusals], method.runs)
+    found, last = run_trials(
+        items, trial, limit_s=method.limit_s, fresh=sweep.fresh, resumes=True, refusals=refusals, progress=progress,
+        keep=keep,
+    )  # fmt: skip
+    sessions.end(last, method=method, out=out / "end")
     return found
 
 
@@ -176,36 +232,25 @@ def _not_here(variants: Sequence[Variant], *, backend: str) -> dict[str, Record]
     }
 
 
-def _interleaved(variants: Sequence[Variant], *, runs: int) -> list[tuple[Variant, int]]:
-    """Return variants and run numbers in the order of measuring: round by round, the last of one begins the next.
-
-    So the first variant, with which all are compared, comes early in every round, also in one that is cut short.
-
-    >>> [(v.name, run) for v, run in interleaved([Variant("a"), Variant("b"), Variant("c")], runs=2)]
-    [('a', 0), ('b', 0), ('c', 0), ('c', 1), ('a', 1), ('b', 1)]
-    """
-    count = len(variants)
-    return [(variants[(i - run) % count], run) for run in range(runs) for i in range(count)]
-
-
-def _note_end(
-    found: SweepMeasurements, result: LaunchResult, *, begun: Record | None, first: str, limit_s: float
-) -> None:
+def _note_end(found: Measured, result: LaunchResult, *, first: str, limit_s: float, resumes: bool) -> None:
+    ends = [record for record in result.records[0] if record["what"] in ("begin", *_ENDS) and "variant" in record]
+    begun = ends[-1]["variant"] if ends and ends[-1]["what"] == "begin" else None
     if result.interrupted:
         found.interrupted, found.message = True, result.message
+    elif _cut_off(result):  # the time of all sessions was up, not only what was left of it for this one
+        found.message = _out_of_time(limit_s)
+    elif not resumes:
+        found.message = result.message
     elif REFUSED in result.exit_codes:
         raise UsageError(result.message)
-    elif _cut_off(result):  # the sweep's time was up, not only what was left of it for this process
-        found.message = _out_of_time(limit_s)
     elif len(result.records) > 1 and (last := _last_words(result)).get("variant"):  # other ranks only lost that one
         found.refusals[last["variant"]] = last
-    elif begun is None and any(record["what"] == "begin" for record in result.records[0]):
+    elif begun is None and ends:
         return  # it completed its items, or reported why not
     elif begun is None and not found.runs:
         raise UsageError(f"nothing could be measured: {result.message}")
     else:
-        variant, reason = begun["variant"] if begun else first, result.message or "the process ended"
-        found.refusals[variant] = {"what": "failed", "reason": reason}
+        found.refusals[begun or first] = {"what": "failed", "reason": result.message or "the process ended"}
 
 
 def _cut_off(result: LaunchResult) -> bool:
@@ -298,7 +343,7 @@ def available_bytes() -> int | None:
 
 
 def sweep_document(
-    sweep: Sweep, found: SweepMeasurements, *, spec: Mapping[str, Any], method: Method, command: str, **notes: Any
+    sweep: Sweep, found: Measured, *, spec: Mapping[str, Any], method: Method, command: str, **notes: Any
 ) -> Record:
     """Return the results document of a sweep, without a verdict; `notes` are added to its description."""
     about = {
@@ -308,23 +353,35 @@ def sweep_document(
         "method": asdict(method),
         **notes,
     }
-    rows = [_row(v, found.runs[v.name], spec, method) for v in sweep.variants if v.name in found.runs]
+    rows = [_row(v, runs, spec, method) for v in sweep.variants if (runs := found.runs.get(v.name))]
     environment = {"backend": method.backend, "world_size": method.world_size, **found.environment}
     return results(rows, command=command, environment=environment, message=found.message, sweep=about)
 
 
 def _row(variant: Variant, runs: list[Record], spec: Mapping[str, Any], method: Method) -> Record:
-    ordered = sorted(runs, key=lambda record: record["run"])
-    first = ordered[0]
+    first = runs[0]
     host = [record["peak_host_bytes"] for record in runs if record["peak_host_bytes"] is not None]
     changed = {**spec, **variant.spec, "options": {**spec.get("options", {}), **variant.options}}
     row = series(
         variant.name,
         config={**changed, **variant.step, **variant.env, "warmup_steps": method.warmup_steps},
-        runs=[[record] for record in ordered],
+        runs=[[record] for record in runs],
         flops_per_step=first["flops_per_step"],
         peak_host_memory_gb=max(host) / 1e9 if host else None,
         samples_per_step=first["samples_per_step"],
         **(_UNCOUNTED if variant.graph_memory else {}),
     )
-    return {**row, "checks": [record["check"] for record in ordered], "reference": first["reference"]}
+    return {**row, "checks": [record["check"] for record in runs], "reference": first["reference"]}
+
+
+def compared_row(variant: Record, runs: Sequence[Record], found: Measured, settings: Record) -> Record:
+    """Return the row of the results of one variant of `data_parallel:compare`."""
+    method = {name: settings[name] for name in ("grad_accum", "warmup_steps", "steps", "runs")}
+    own = {k: v for k, v in variant.items() if k not in ("name", "options", "workload")}
+    config = {**settings["workload"], **method, **own, **variant.get("options", {})}
+    agreed = {
+        k: v for k, v in found.first("agreement", variant=variant["name"]).items() if k not in ("what", "variant")
+    }
+    size = found.first("size", variant=variant["name"]).get("parameters")
+    row = series(variant["name"], config=config, runs=[[run] for run in runs])
+    return {**row, "agreement": agreed or None, "parameters": size}
