@@ -10,8 +10,7 @@ from tests.diagnose.late import late_run
 from stepscope.analyze.account import Account, account_of
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest
-from stepscope.lab.predict.model_flops import Transformer
-from stepscope.lab.predict.model_shape import Sharding
+from stepscope.lab.predict.model_shape import Sharding, Transformer
 from stepscope.lab.predict.scale import growing_rows, scaled
 from stepscope.lab.predict.strategy import Question, Speed, advise, time_band
 from stepscope.lab.predict.strategy_cost import times_of

@@ -37,21 +37,19 @@ from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.contract.collectives import OPERATIONS
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest
-from stepscope.lab.predict.model_flops import (
+from stepscope.lab.predict.model_shape import (
     Experts,
     LatentAttention,
-    Recompute,
-    Transformer,
-    forward_flops_per_token,
-    training_flops_per_token,
-)
-from stepscope.lab.predict.model_shape import (
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
     checked,
+    forward_flops_per_token,
     parameters,
+    training_flops_per_token,
     transformer_from_config,
 )
 from stepscope.units import ms, us

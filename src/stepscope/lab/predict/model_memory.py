@@ -9,8 +9,18 @@ Candidates for the peak: the loss, each layer's backward, the optimizer step.
 from collections.abc import Iterator
 
 from stepscope.errors import UsageError
-from stepscope.lab.predict.model_flops import Recompute, Transformer
-from stepscope.lab.predict.model_shape import Layout, Optimizer, Precision, Sharding, checked, on_rank, summed, weights
+from stepscope.lab.predict.model_shape import (
+    Layout,
+    Optimizer,
+    Precision,
+    Recompute,
+    Sharding,
+    Transformer,
+    checked,
+    on_rank,
+    summed,
+    weights,
+)
 from stepscope.records import dataclass
 
 # What a transformer's forward pass keeps for backward, tensor by tensor, in bytes per token of one rank.

@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stepscope.errors import UsageError
-from stepscope.lab.predict.model_flops import Recompute, Transformer, training_flops_per_token, utilisation
 from stepscope.lab.predict.model_memory import Batch, Memory, training_memory
 from stepscope.lab.predict.model_shape import (
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
     checked,
     on_rank,
     parameters,
+    training_flops_per_token,
+    utilisation,
     weights,
 )
 from stepscope.lab.predict.strategy_cost import CollectiveTimes, Traffic, strategy_traffic

@@ -20,9 +20,17 @@ from stepscope.contract.collectives import bus_factor
 from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, fastest
-from stepscope.lab.predict.model_flops import Recompute, Transformer
 from stepscope.lab.predict.model_memory import Batch
-from stepscope.lab.predict.model_shape import Layout, Sharding, Weight, checked, on_rank, weights
+from stepscope.lab.predict.model_shape import (
+    Layout,
+    Recompute,
+    Sharding,
+    Transformer,
+    Weight,
+    checked,
+    on_rank,
+    weights,
+)
 from stepscope.records import dataclass
 from stepscope.units import NS_PER_MS
 

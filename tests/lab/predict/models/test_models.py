@@ -13,21 +13,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.workloads import Workload, workload
-from stepscope.lab.predict.model_flops import (
-    Experts,
-    LatentAttention,
-    Recompute,
-    Transformer,
-    forward_flops_per_token,
-    training_flops_per_token,
-)
 from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, layer_bytes, training_memory
 from stepscope.lab.predict.model_shape import (
+    Experts,
+    LatentAttention,
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
+    forward_flops_per_token,
     parameters,
+    training_flops_per_token,
     transformer_from_config,
 )
 from stepscope.whatif.memory import LAYER_INPUT_SHARES
