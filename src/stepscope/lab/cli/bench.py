@@ -58,17 +58,17 @@ from stepscope.lab.bench.strategies import NAMES, SHARDED, available, checked_na
 from stepscope.lab.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
 from stepscope.lab.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
 from stepscope.lab.report.bench import live_sheet, times_of
-from stepscope.lab.report.svg import bench_svg, scaling_svg
+from stepscope.lab.report.svg import sheet_svg
 from stepscope.lab.results.sweeps import (
     VariantResult,
     recommendation,
     sweep_verdict,
     verdict_document,
 )
-from stepscope.lab.results.times import ScalingPoint, over, scaling
+from stepscope.lab.results.times import over, scaling
 from stepscope.run.load import load
 from stepscope.run.side_files import step_logs
-from stepscope.units import NS_PER_MS, NS_PER_US, ms, ns_of_ms
+from stepscope.units import NS_PER_MS, NS_PER_US, ms
 
 _PLOT = "results.svg"
 _TRACE_STEPS = 5
@@ -196,7 +196,7 @@ def _compare(
     args: Args, settings: dict[str, Any], variants: Variants, *, traces: bool = False, fresh: bool = False,
     about: Callable[[Document, Measured], Document] = lambda document, found: document,
     finish: Callable[[Document, Measured, Path], Document] = lambda document, found, folder: document,
-    sessions: Sessions | None = None, picture: Callable[[Document], str] = bench_svg,
+    sessions: Sessions | None = None,
 ) -> int:  # fmt: skip
     """Measure variants: each its name, what `data_parallel` needs and, where `fresh`, its own number of ranks.
 
@@ -213,9 +213,9 @@ def _compare(
         name, run = items[0]
         workload = {**settings["workload"], **by_name[name].get("workload", {})}
         chosen = [{"variant": by_name[name], "run": run} for name, run in items]
+        given = {**settings, "workload": workload, "items": chosen, "checked": not fresh}
         return sessions.start(
-            "data_parallel:compare", {**settings, "workload": workload, "items": chosen, "checked": not fresh}, method=method,
-            out=folder / f"run{run}" / name if fresh else folder,
+            "data_parallel:compare", given, method=method, out=folder / f"run{run}" / name if fresh else folder,
             world_size=by_name[name].get("world_size", method.world_size), **how,
         )  # fmt: skip
 
@@ -231,7 +231,7 @@ def _compare(
         )
     if not _writes(args):
         return _exit_code(args, result)
-    return _finish(args, finish(document(found), found, folder), folder, interrupted=found.interrupted, picture=picture)
+    return _finish(args, finish(document(found), found, folder), folder, interrupted=found.interrupted)
 
 
 def _keep(document: Callable[[Measured], Document], folder: Path) -> Callable[[Measured], None]:
@@ -250,18 +250,19 @@ def _command_line() -> str:
 
 def _answer(args: Args, document: Document, folder: Path) -> None:
     write_results(document, folder)
-    show(args, document, lambda: live_sheet(document, name=folder.resolve().name))
+    sheet = live_sheet(document, name=folder.resolve().name)
+    if hasattr(args, "plot"):
+        write_output(args.plot or str(folder / _PLOT), sheet_svg(sheet), force=args.force or not args.plot)
+    show(args, document, lambda: sheet)
     if "-" not in (args.json, args.html):
         print_line(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER")
 
 
 def _finish(
-    args: Args, document: Document, folder: Path, *, interrupted: bool, why: str = "no run was complete",
-    picture: Callable[[Document], str] = bench_svg,
-) -> int:  # fmt: skip
+    args: Args, document: Document, folder: Path, *, interrupted: bool, why: str = "no run was complete"
+) -> int:
     if not document["series"]:
         raise InputError(f"nothing was measured: {document['message'] or why}")
-    write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
     _answer(args, document, folder)
     return _partial(document["message"], interrupted=interrupted)
 
@@ -490,16 +491,9 @@ def _run_scaling(args: Args) -> int:
         for size in _world_sizes(args)
     ]
     return _compare(
-        args, settings, variants, fresh=True, picture=lambda found: scaling_svg(_points(found)),
-        about=lambda document, found: {**document, "scaling": [in_ms(one) for one in scaling(document["series"])]},
+        args, settings, variants, fresh=True,
+        about=lambda document, found: {**document, "scaling": scaling(document["series"])},
     )  # fmt: skip
-
-
-def _points(document: Document) -> list[ScalingPoint]:
-    return [
-        ScalingPoint(median_ns=ns_of_ms(row["median_ms"]), **{k: v for k, v in row.items() if k != "median_ms"})
-        for row in document["scaling"]
-    ]
 
 
 def _world_sizes(args: Args) -> list[int]:

@@ -64,18 +64,18 @@ def run(args: argparse.Namespace) -> int:
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     document = calibration_json(calibration)
     write_json(args.out, document, force=args.force)
-    if args.plot:
-        from stepscope.lab.report.svg import calibration_svg
-
-        write_output(args.plot, calibration_svg(calibration), force=args.force)
     from stepscope.lab.report.sheets import calibration_sheet
+    from stepscope.lab.report.svg import sheet_svg
     from stepscope.report.html.sheets import sheet_page
 
+    sheet = calibration_sheet(calibration)
+    if args.plot:
+        write_output(args.plot, sheet_svg(sheet), force=args.force)
     if args.out == "-":
         if args.html:
-            write_output(args.html, sheet_page(calibration_sheet(calibration)), force=args.force)
+            write_output(args.html, sheet_page(sheet), force=args.force)
         return 0
-    show(args, document, lambda: calibration_sheet(calibration))
+    show(args, document, lambda: sheet)
     use = f"stepscope predict collective --calibration {args.out} ..."
     say_with_answer(f"written to {args.out}; use it with `{use}`")
     return 0

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stepscope.records import dataclass
 from stepscope.stats.change import Change, paired
 from stepscope.stats.robust import interval, mad_sigma, slow_start
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, ms
 
 _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
@@ -140,23 +140,11 @@ def _doubts(
     return [Doubt(evidence, remedy) for doubtful, evidence, remedy in known if doubtful]
 
 
-@dataclass(frozen=True)
-class ScalingPoint:
-    """One world size of one mode."""
+def scaling(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each row's efficiency with its 95 % interval, and the speed-up of the whole job's throughput.
 
-    mode: str
-    world_size: int
-    median_ns: int | None
-    #: of the whole job's throughput over that of the smallest world size
-    speedup: float
-    efficiency: float
-    low: float
-    #: 95 % interval of the efficiency
-    high: float
-
-
-def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
-    """Return the efficiency of each row, against the smallest world size of its mode (1, where it was measured)."""
+    They are against the smallest world size of the mode.
+    """
     found = []
     for mode in dict.fromkeys(row["config"]["mode"] for row in rows):
         mine = sorted((r for r in rows if r["config"]["mode"] == mode), key=lambda r: int(r["config"]["world_size"]))
@@ -164,18 +152,18 @@ def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
     return found
 
 
-def _scaled(row: dict[str, Any], first: dict[str, Any]) -> ScalingPoint:
+def _scaled(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     mode, ranks = row["config"]["mode"], int(row["config"]["world_size"])
     more = ranks / int(first["config"]["world_size"])
     found = over(row["samples_ms"], first["samples_ms"])
     share = more if mode == "strong" else 1.0
     times = bench_times(row["samples_ms"])
-    return ScalingPoint(
-        mode=mode,
-        world_size=ranks,
-        median_ns=times.median_ns if times else None,
-        speedup=(1.0 if mode == "strong" else more) / found.ratio,
-        efficiency=1 / (share * found.ratio),
-        low=1 / (share * found.high),
-        high=1 / (share * found.low),
-    )
+    return {
+        "mode": mode,
+        "world_size": ranks,
+        "median_ms": ms(times.median_ns) if times else None,
+        "speedup": (1.0 if mode == "strong" else more) / found.ratio,
+        "efficiency": 1 / (share * found.ratio),
+        "low": 1 / (share * found.high),
+        "high": 1 / (share * found.low),
+    }
