@@ -12,6 +12,7 @@ one that is complete is the last, so the other ranks know when to stop. Standard
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.rounds import turned
+from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launch
 from stepscope.lab.bench.results import REFUSED, Record, results, series
@@ -36,6 +38,7 @@ _UNCOUNTED = {
     "avg_memory_allocated_gb": None,
     "memory_reason": "a CUDA graph's pool counts as reserved, and as allocated only while the graph is captured",
 }
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 _ENDS = ("samples", "trace", "out_of_memory", "failed")
 
 # items that ended, their number, the variant that begins
@@ -331,6 +334,36 @@ def _add_probes(
         raise UsageError(f"cannot find the largest batch: {result.message}")
     known[begun] = False
     reasons[begun] = _last_words(result).get("reason") or result.message or "the process ended"
+
+
+def collective_times(
+    backend: str, world_sizes: Sequence[int], *, ops: Sequence[str], max_bytes: int, limit_s: float,
+    launched: LauncherPlace | None = None,
+) -> Record:  # fmt: skip
+    """Return the times of collectives, measured on new ranks of this machine or on those of a launcher."""
+    worlds = sorted(set(world_sizes))
+    size = launched.world_size if launched else worlds[-1]
+    if worlds[0] < 2:
+        raise UsageError(f"world sizes have to be 2 or more, not {worlds[0]}: a single rank does not communicate")
+    if worlds[-1] > size:
+        raise UsageError(f"world size {worlds[-1]} is more than the job's {size}")
+    settings = {"world_sizes": worlds, "ops": list(ops) or COLLECTIVES, "max_bytes": max_bytes, "limit_s": limit_s}
+    method = Method(backend=backend, world_size=size, share_devices=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Sessions(launched).start("collectives:measure", settings, method=method, out=Path(folder))
+    if not result.complete:
+        raise UsageError(f"measuring {backend} collectives failed: {result.message}; try another --backend or size")
+    found = Measured(list(result.records[0]))
+    return {
+        "schema": SCHEMA,
+        "kind": "stepscope collective times",
+        "backend": backend,
+        "machine": {name: found.environment.get(name) for name in ("host", "cpus", "device")},
+        "software": {name: found.environment.get(name) for name in ("torch", "nccl", "python")},
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "columns": ("op", "world_size", "bytes", "median_us", "min_us", "max_us"),
+        "rows": [record["row"] for record in found.every("row")],
+    }
 
 
 def available_bytes() -> int | None:
