@@ -34,11 +34,9 @@ from stepscope.lab.regression import (
     HEAD,
     REGRESSION,
     UNDECIDED,
-    Judgement,
     bencher_metrics,
     judge,
     looks_of,
-    regression_document,
 )
 from stepscope.lab.report.gate import gate_sheet
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS
@@ -88,23 +86,23 @@ def run(args: argparse.Namespace) -> int:
         )
         trials.say(f"tests after {', '.join(map(str, looks))} rounds; output in {shown(folder)}")
 
-        def judged(rounds: Rounds) -> Judgement:
+        def judged(rounds: Rounds) -> dict[str, Any]:
             return judge(rounds, looks=len(looks), **limits)
 
         rounds = run_rounds(
             (BASE, HEAD),
             trials.round,
             looks=looks,
-            undecided=lambda rounds: (HEAD,) if judged(rounds).verdict == UNDECIDED else (),
+            undecided=lambda rounds: (HEAD,) if judged(rounds)["verdict"] == UNDECIDED else (),
         )
         found = judged(rounds)
         lines: Sequence[LineChange] = ()
         no_lines: str | None = None
-        if found.verdict == REGRESSION and not args.no_lines and not found.stopped:
+        if found["verdict"] == REGRESSION and not args.no_lines and not found["stopped"]:
             lines, no_lines = _changed_lines(trials)
     document = {
         "schema": SCHEMA,
-        **regression_document(found, **limits),
+        **found,
         "looks": list(looks),
         "base": sides[BASE].document(),
         "head": sides[HEAD].document(),
@@ -124,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_json(args.json, document, force=args.force)
     say_with_answer(f"stepscope gate: all trials are in {shown(folder / RESULT)}")
-    if found.verdict == REGRESSION:
+    if found["verdict"] == REGRESSION:
         return 1
-    return 3 if found.stopped else 0
+    return 3 if found["stopped"] else 0
 
 
 @dataclass(frozen=True)
