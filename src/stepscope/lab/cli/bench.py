@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -347,7 +346,7 @@ def _recommended_strategy(document: Document) -> Document:
     found = recommendation(variants, runs, limit_gb=document["environment"].get("device_memory_gb"))
     known = [v for v in variants if v.peak_memory_gb]
     least = min(known, key=lambda v: v.peak_memory_gb or 0.0).name if known else None
-    return {**document, "recommendation": {**asdict(found), "least_memory": least}} if found else document
+    return {**document, "recommendation": {**found, "least_memory": least}} if found else document
 
 
 def _run_profile(args: Args) -> int:

@@ -74,27 +74,6 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """The strategy to use, by how much its time differs from the next, with the 95 % interval, and what is out.
-
-    `against` is what it replaces: the simplest that fits, or a more complicated one that is clearly faster than that;
-    the fastest of the others where it is the simplest itself, None without another. `no_difference`: the interval holds
-    1.
-    """
-
-    series: str
-    reason: str
-    against: str | None
-    time_over: float | None
-    time_over_low: float | None
-    time_over_high: float | None
-    no_difference: bool
-    peak_memory_gb: float | None
-    memory_limit_gb: float | None
-    excluded: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Verdict:
     """All variants and the advice; `chosen` is None where nothing was measured.
 
@@ -105,7 +84,7 @@ class Verdict:
     chosen: str | None
     advice: tuple[str, ...]
     mfu_reason: str | None
-    recommendation: Recommendation | None = None
+    recommendation: Mapping[str, Any] | None = None
 
 
 def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
@@ -125,7 +104,7 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
         limit_gb = limit_bytes / 1e9 if limit_bytes else document["environment"].get("device_memory_gb")
         found = recommendation(every, {name: row["samples_ms"] for name, row in rows.items()}, limit_gb=limit_gb)
         lines = tuple(strategy_sentences(found, every))
-        return Verdict(every, found.series if found else None, lines, mfu_reason, found)
+        return Verdict(every, found["series"] if found else None, lines, mfu_reason, found)
     reference = next(v for v in every if v.name == first["name"])
     rest = [v for v in every if v.change and v is not reference]
     once_of = {v["name"]: v["once"] for v in sweep["variants"] if v.get("once")}
@@ -438,8 +417,13 @@ def _paid_back(reference: VariantResult, best: VariantResult) -> str:
 
 def recommendation(
     variants: Sequence[VariantResult], runs: Mapping[str, Runs], *, limit_gb: float | None
-) -> Recommendation | None:
-    """Return the strategy to use, of variants from simple to complicated; None where all are out."""
+) -> dict[str, Any] | None:
+    """Return the strategy to use as JSON, of variants from simple to complicated; None where all are out.
+
+    `against` is what it replaces: the simplest that fits, or a more complicated one that is clearly faster than that;
+    the fastest of the others where it is the simplest itself, None without another. `time_over` is its time over that
+    one's, with the 95 % interval; `no_difference`: the interval holds 1.
+    """
     excluded = {v.name: why for v in variants if (why := _why_out(v, limit_gb))}
     able = [v for v in variants if v.name not in excluded]
     if not able:
@@ -462,18 +446,18 @@ def recommendation(
         why = "nothing else can be used"
     else:
         why = f"the simplest{' that can' if barred else ''}; nothing is clearly faster"
-    return Recommendation(
-        series=chosen.name,
-        reason=f"{' and '.join(barred)} cannot be used; {why}" if barred else why,
-        against=against.name if against else None,
-        time_over=margin.ratio if margin else None,
-        time_over_low=margin.low if margin else None,
-        time_over_high=margin.high if margin else None,
-        no_difference=margin is not None and not (margin.slower or margin.faster),
-        peak_memory_gb=chosen.peak_memory_gb,
-        memory_limit_gb=limit_gb,
-        excluded=excluded,
-    )
+    return {
+        "series": chosen.name,
+        "reason": f"{' and '.join(barred)} cannot be used; {why}" if barred else why,
+        "against": against.name if against else None,
+        "time_over": margin.ratio if margin else None,
+        "time_over_low": margin.low if margin else None,
+        "time_over_high": margin.high if margin else None,
+        "no_difference": margin is not None and not (margin.slower or margin.faster),
+        "peak_memory_gb": chosen.peak_memory_gb,
+        "memory_limit_gb": limit_gb,
+        "excluded": excluded,
+    }
 
 
 def _fastest(variants: Sequence[VariantResult]) -> VariantResult | None:
@@ -490,22 +474,22 @@ def _why_out(v: VariantResult, limit_gb: float | None) -> str | None:
     return None
 
 
-def strategy_sentences(found: Recommendation | None, variants: Sequence[VariantResult]) -> list[str]:
+def strategy_sentences(found: Mapping[str, Any] | None, variants: Sequence[VariantResult]) -> list[str]:
     """Return the recommendation in words: what to use and why, its margin, its memory, and what is out."""
     if found is None:
         return ["no strategy fits and computes the same; `stepscope predict strategy` covers other devices"]
-    lines = [f"use {found.series}: {found.reason}"]
-    if found.against is not None and found.time_over is not None:
-        interval = f"[{found.time_over_low:.2f}, {found.time_over_high:.2f}]"
-        noise = "no difference beyond the noise: " if found.no_difference else ""
-        lines.append(f"{noise}its step takes {found.time_over:.2f} x {interval} the time of {found.against}")
-    if found.peak_memory_gb:
-        of = f" of {_size(found.memory_limit_gb)}" if found.memory_limit_gb else ""
-        able = {v.name: v.peak_memory_gb for v in variants if v.name not in found.excluded and v.peak_memory_gb}
+    lines = [f"use {found['series']}: {found['reason']}"]
+    if found["against"] is not None and found["time_over"] is not None:
+        interval = f"[{found['time_over_low']:.2f}, {found['time_over_high']:.2f}]"
+        noise = "no difference beyond the noise: " if found["no_difference"] else ""
+        lines.append(f"{noise}its step takes {found['time_over']:.2f} x {interval} the time of {found['against']}")
+    if found["peak_memory_gb"]:
+        of = f" of {_size(found['memory_limit_gb'])}" if found["memory_limit_gb"] else ""
+        able = {v.name: v.peak_memory_gb for v in variants if v.name not in found["excluded"] and v.peak_memory_gb}
         least = min(able, key=able.__getitem__)
-        less = "" if least == found.series else f"; least: {least} with {_size(able[least])}"
-        lines.append(f"it takes {_size(found.peak_memory_gb)}{of} a rank{less}")
+        less = "" if least == found["series"] else f"; least: {least} with {_size(able[least])}"
+        lines.append(f"it takes {_size(found['peak_memory_gb'])}{of} a rank{less}")
     else:
         lines.append("memory is not known here")
     measured = {v.name for v in variants if v.step_ns is not None}
-    return lines + [f"{name} is out: {why}" for name, why in found.excluded.items() if name in measured]
+    return lines + [f"{name} is out: {why}" for name, why in found["excluded"].items() if name in measured]
