@@ -18,7 +18,9 @@ from typing import Any
 from stepscope.analyze.collective_costs import overlap_efficiency, rank_overlap
 from stepscope.analyze.log_stragglers import late_ranks
 from stepscope.cli.outputs import (
+    check_outputs,
     is_quiet,
+    make_folder,
     print_line,
     print_stderr,
     refuse_existing,
@@ -140,20 +142,10 @@ def _workload_settings(args: Args) -> dict[str, Any]:
 def _results_folder(args: Args) -> Path:
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it")
-    for path in (args.json, getattr(args, "plot", None), args.html):
-        if path and path != "-":
-            refuse_existing(Path(path), force=args.force)
-    folder = Path(args.out)
-    for name in (RESULTS, _PLOT):
-        refuse_existing(folder / name, force=True)  # what is no regular file is never overwritten
-    if (folder / RESULTS).exists() and not args.force:
-        raise UsageError(f"{folder / RESULTS} already exists; use --force or another --out")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file, not a folder; give another name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"--out {folder} cannot be made ({e.strerror}); give another folder") from e
+    check_outputs(args.json, getattr(args, "plot", None), args.html, force=args.force)
+    folder = make_folder(args.out)
+    refuse_existing(folder / RESULTS, force=args.force)
+    refuse_existing(folder / _PLOT, force=True)  # what is no regular file is never overwritten
     return folder
 
 
@@ -351,8 +343,7 @@ def _recommended_strategy(document: Document) -> Document:
 
 def _run_profile(args: Args) -> int:
     (name,) = checked_names((args.profile_implementation,))
-    if args.json and args.json != "-":
-        refuse_existing(Path(args.json), force=args.force)
+    check_outputs(args.json, force=args.force)
     folder = _profile_folder(args, name)
     settings = {
         "implementation": name,
@@ -399,11 +390,7 @@ def _run_profile(args: Args) -> int:
 
 
 def _profile_folder(args: Args, name: str) -> Path:
-    folder = Path(args.profile_output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --profile-output-dir") from error
+    folder = make_folder(args.profile_output_dir)
     for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
         refuse_existing(old, force=True)  # what is no regular file is not ours to remove
         if not args.force:
@@ -496,22 +483,15 @@ def _run_scaling(args: Args) -> int:
 
 
 def _world_sizes(args: Args) -> list[int]:
-    text = args.world_sizes
-    if args.launched:
-        world = args.launched.world_size
-        if text not in (WORLD_SIZES, str(world)):
-            raise UsageError(
-                f"--world-sizes {text}: {args.launched.launcher} started {world} ranks; leave it out, and start other "
-                "sizes with the launcher"
-            )
-        return [world]
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1:
-        raise UsageError(f"--world-sizes {text!r}: write whole numbers of at least 1, such as 1,2,4")
-    return sizes
+    sizes, launched = sorted(set(args.world_sizes or WORLD_SIZES)), args.launched
+    if launched is None:
+        return sizes
+    if args.world_sizes and sizes != [launched.world_size]:
+        raise UsageError(
+            f"--world-sizes {','.join(map(str, sizes))}: {launched.launcher} started {launched.world_size} ranks; leave it "
+            "out, and start other sizes with the launcher"
+        )
+    return [launched.world_size]
 
 
 def _batch_of(args: Args, mode: str, size: int) -> int:

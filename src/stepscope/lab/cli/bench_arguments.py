@@ -58,7 +58,7 @@ RANKS: dict[str, int | None] = {
 }
 MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
 # by default, unless started by a launcher
-WORLD_SIZES = "1,2"
+WORLD_SIZES = (1, 2)
 _PROFILE_EPOCHS = 10
 
 _DDP = """\
@@ -206,8 +206,8 @@ def _add_buckets(parser: argparse.ArgumentParser, what: str) -> None:
 def _add_scaling(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--mode", choices=tuple(MODES), default="both")
     parser.add_argument(
-        "--world-size", "--world-sizes", dest="world_sizes", default=WORLD_SIZES, metavar="N,N",
-        help=f"default {WORLD_SIZES}",
+        "--world-size", "--world-sizes", dest="world_sizes", type=world_sizes, metavar="N,N",
+        help=f"default {','.join(map(str, WORLD_SIZES))}",
     )  # fmt: skip
     parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
     parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
