@@ -13,7 +13,7 @@ from stepscope.contract import live as names
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file
 from stepscope.lab.experiment import Agreement, Rounds, Trial, run_rounds
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import dataclass
 from stepscope.run.side_files import step_logs
 from stepscope.stats.change import Change, mean
 
@@ -371,55 +371,37 @@ _UNDECIDED = "may help, but within the noise: use more --rounds or a quieter mac
 RunTrial = Callable[[str, Candidate | None], Trial]
 
 
-@dataclass(frozen=True)
-class JudgedSetting:
-    """One setting after its trials."""
-
-    candidate: Candidate
-    step_ms: float | None
-    #: of the step, from the unchanged job; None with too few rounds
-    change: Change | None
-    agreement: Agreement | None
-    #: why it is not recommended; None if it is
-    why_not: str | None
-    rounds: int
-
-    @property
-    def keeps(self) -> bool:
-        return self.why_not is None
+# a setting as the JSON has it
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TuneResult(ArrayRecord):
-    """Result of a search."""
+def tune(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> dict[str, Any]:
+    """Return the result of trying these settings as JSON, also of an interrupted search.
 
-    settings: tuple[JudgedSetting, ...]
-    #: those worth keeping, together; None where there were not several
-    combined: JudgedSetting | None
-    base: tuple[Trial, ...]
-    #: whether it was ended before all rounds had run
-    stopped: bool = False
-
-    @property
-    def keep(self) -> JudgedSetting | None:
-        """Return what to recommend: the shortest step, and of several the combination only if it is shorter."""
-        good = [j for j in (*self.settings, *([self.combined] if self.combined else [])) if j.keeps]
-        return min(good, key=_ratio, default=None)
-
-
-def tune(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> TuneResult:
-    """Return the result of trying these settings, also of an interrupted search."""
+    `keep` is what to recommend: the shortest step, and of several settings the combination only if it is shorter.
+    """
     tests = len(tried) + (len(tried) > 1)
     looks = (rounds, rounds + max(rounds, _MIN_MORE))
-    first = _rounds(tried, run, looks=looks, tests=tests, what="round")
-    single = [_judged(c, first, tests=tests) for c in tried]
-    kept = sorted((j for j in single if j.keeps), key=_ratio)
-    both = together([j.candidate for j in kept])
-    if len(kept) < 2 or both.name == kept[0].candidate.name or first.stopped:
-        return TuneResult(tuple(single), None, tuple(first.base), first.stopped)
-    second = _rounds([both], run, looks=looks[:1], tests=tests, what="together, round")
-    combined = _judged(both, second, tests=tests)
-    return TuneResult(tuple(single), combined, (*first.base, *second.base), second.stopped)
+    found = _rounds(tried, run, looks=looks, tests=tests, what="round")
+    rows, base, stopped = [_judged(c, found, tests=tests) for c in tried], found.base, found.stopped
+    kept = {row["name"]: c for row, c in sorted(zip(rows, tried, strict=True), key=_step) if row["kept"]}
+    both = together([*kept.values()])
+    if len(kept) > 1 and both.name not in kept and not stopped:
+        found = _rounds([both], run, looks=looks[:1], tests=tests, what="together, round")
+        rows.append(_judged(both, found, tests=tests))
+        base, stopped = [*base, *found.base], found.stopped
+    known = [trial.step_ms for trial in base if trial.step_ms is not None]
+    return {
+        "stopped": stopped,
+        "tried": len(tried),
+        "unchanged_step_ms": fmean(known) if known else None,
+        "keep": max((row for row in rows if row["kept"]), key=lambda row: row["gain_pct"], default=None),
+        "settings": rows,
+    }
+
+
+def _step(judged: tuple[Row, Candidate]) -> float:
+    return -float(judged[0]["gain_pct"] or 0.0)
 
 
 def _rounds(tried: Sequence[Candidate], run: RunTrial, *, looks: Sequence[int], tests: int, what: str) -> Rounds:
@@ -433,7 +415,7 @@ def _rounds(tried: Sequence[Candidate], run: RunTrial, *, looks: Sequence[int], 
         [BASE, *by_name],
         run_round,
         looks=looks,
-        undecided=lambda found: [c.name for c in tried if _judged(c, found, tests=tests).why_not == _UNDECIDED],
+        undecided=lambda found: [c.name for c in tried if _judged(c, found, tests=tests)["why_not"] == _UNDECIDED],
         why_out=lambda found, name: _why_out(by_name[name], found),
     )
 
@@ -452,16 +434,28 @@ def _why_out(candidate: Candidate, found: Rounds) -> str | None:
     return None
 
 
-def _judged(candidate: Candidate, found: Rounds, *, tests: int) -> JudgedSetting:
+def _judged(candidate: Candidate, found: Rounds, *, tests: int) -> Row:
     name = candidate.name
     pairs, good = found.pairs(name), [t for t in found.base if t.failed is None]
     change = found.change(name, location=mean, tests=_LOOKS * tests)
     agrees = [agreement(b, good, results=candidate.results) for b in found.trials[name] if b.failed is None]
     order = {False: 0, None: 1, True: 2}
     worst = min(agrees, key=lambda a: (order[a.agrees], -(a.loss_error or 0.0)), default=None)
-    step_ms = fmean(b.step_ms or 0.0 for _, b in pairs) if pairs else None
     why_not = found.out[name] if name in found.out else _why_not(change, worst, _mean_ratio(pairs))
-    return JudgedSetting(candidate, step_ms, change, worst, why_not, len(pairs))
+    gains = {"gain_pct": "ratio", "gain_low_pct": "high", "gain_high_pct": "low"}
+    return {
+        "name": name,
+        "settings": dict(candidate.settings),
+        "environment": dict(candidate.environment),
+        "in_the_script": candidate.keep,
+        "step_ms": fmean(b.step_ms or 0.0 for _, b in pairs) if pairs else None,
+        **{key: 100 * (1 - getattr(change, of)) if change else None for key, of in gains.items()},
+        "rounds": len(pairs) if change else None,
+        "results": worst.why if worst else None,
+        "results_apart": worst.loss_error if worst else None,
+        "kept": why_not is None,
+        "why_not": why_not,
+    }
 
 
 def _mean_ratio(pairs: Sequence[tuple[Trial, Trial]]) -> float:
@@ -478,26 +472,3 @@ def _why_not(change: Change | None, agrees: Agreement | None, mean_ratio: float)
     if change.slower:
         return "slower"
     return _UNDECIDED if min(change.ratio, mean_ratio) < 1 - _MATTERS else "within chance"
-
-
-def _ratio(judged: JudgedSetting) -> float:
-    return judged.change.ratio if judged.change else 1.0
-
-
-def setting_document(judged: JudgedSetting) -> dict[str, object]:
-    """Return the verdict on one setting as JSON."""
-    c, a, change = judged.candidate, judged.agreement, judged.change
-    gains = {"gain_pct": "ratio", "gain_low_pct": "high", "gain_high_pct": "low"}
-    return {
-        "name": c.name,
-        "settings": dict(c.settings),
-        "environment": dict(c.environment),
-        "in_the_script": c.keep,
-        "step_ms": judged.step_ms,
-        **{key: 100 * (1 - getattr(change, of)) if change else None for key, of in gains.items()},
-        "rounds": judged.rounds if change else None,
-        "results": a.why if a else None,
-        "results_apart": a.loss_error if a else None,
-        "kept": judged.keeps,
-        "why_not": judged.why_not,
-    }

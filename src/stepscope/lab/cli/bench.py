@@ -488,8 +488,8 @@ def _world_sizes(args: Args) -> list[int]:
         return sizes
     if args.world_sizes and sizes != [launched.world_size]:
         raise UsageError(
-            f"--world-sizes {','.join(map(str, sizes))}: {launched.launcher} started {launched.world_size} ranks; leave "
-            "it out, and start other sizes with the launcher"
+            f"--world-sizes {','.join(map(str, sizes))}: {launched.launcher} started {launched.world_size} ranks; "
+            "leave it out, and start other sizes with the launcher"
         )
     return [launched.world_size]
 
