@@ -8,9 +8,7 @@ import numpy as np
 
 from stepscope.compare.conditions import GateResult, dotted_numbers
 from stepscope.compare.findings import (
-    FindingChange,
     LineChange,
-    Prediction,
     Side,
     finding_changes,
     line_changes,
@@ -186,8 +184,8 @@ def compare_json(
             "operators_changed": len(found.operators),
             "code": [_line(line) for line in code[:_MAX_ROWS]],
             "code_changed": len(code),
-            "findings": [_finding(change) for change in findings],
-            "prediction": prediction_json(predicted(sources, findings, step)),
+            "findings": findings,
+            "prediction": prediction(sources[0], findings, step.code or step.difference),
             "metrics": [metric_json(m) for m in metrics],
             "gates": [gate_json(g) for g in judge(metrics)],
             "notes": [*found.notes, *_settings_of_jobs(*reports)],
@@ -216,33 +214,6 @@ def _from_to(found: Difference) -> str:
 
 
 _DIFFER = ("slower", "faster")
-
-
-def predicted(
-    sources: Sequence[Sequence[Side]],
-    findings: Sequence[FindingChange],
-    step: StepDifference,
-    *,
-    finding: str | None = None,
-) -> Prediction | None:
-    """Return what became of the savings of the findings that B no longer has, or of those with an id."""
-    return prediction(sources[0], findings, step.code or step.difference, finding=finding)
-
-
-def prediction_json(found: Prediction | None) -> dict[str, Any] | None:
-    """Return a prediction as JSON."""
-    return None if found is None else {**vars(found), "outcome": found.outcome, "sentence": _sentence(found)}
-
-
-def _sentence(found: Prediction) -> str:
-    def interval(middle: float, low: float | None, high: float | None) -> str:
-        between = "interval unknown" if low is None or high is None else f"{three_digits(low)} to {three_digits(high)}"
-        return f"{three_digits(middle)} ms ({between})"
-
-    predicted = interval(found.predicted_ms, found.low_ms, found.high_ms)
-    measured = interval(found.measured_ms, found.measured_low_ms, found.measured_high_ms)
-    ended = f": {found.outcome}" if found.outcome else ""
-    return f"Predicted saving for {', '.join(found.fixed)}: {predicted}, measured: {measured}{ended}."
 
 
 def verdict_of(step: Difference) -> str:
@@ -303,12 +274,6 @@ def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, A
 def _pair(values: Sequence[float | None]) -> dict[str, float] | None:
     a, b = values
     return None if a is None or b is None else {"a": a, "b": b, "change": b - a}
-
-
-def _finding(change: FindingChange) -> dict[str, Any]:
-    line = None if change.line is None else {"file": change.line[0], "function": change.line[1], "text": change.line[2]}
-    times = {name: value or 0.0 for name in ("a_saving_ms", "b_saving_ms") for value in (getattr(change, name),)}
-    return {**vars(change), **times, "line": line}
 
 
 def side_name(names: Sequence[str]) -> str:
