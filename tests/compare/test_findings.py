@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.compare.document import line_changes
 from stepscope.compare.findings import (
     CAME_TRUE,
     LESS,
@@ -12,7 +13,6 @@ from stepscope.compare.findings import (
     OwnedLine,
     Side,
     finding_changes,
-    line_changes,
     lines_by_key,
     prediction,
 )
@@ -69,7 +69,7 @@ def test_neither_another_load_nor_another_fix_alone_makes_a_finding_larger(ms: f
 def test_slower_and_faster_lines_come_by_size() -> None:
     a = lines_by_key([line(1, "a()", 10), line(2, "b()", 30), line(3, "c()", 5)])
     b = lines_by_key([line(1, "a()", 18), line(2, "b()", 10), line(3, "c()", 5)])
-    assert [(c.row.source, round(c.difference.change)) for c in line_changes([a], [b])] == [("b()", -20), ("a()", 8)]
+    assert [(c["source"], round(c["change"])) for c in line_changes([a], [b])] == [("b()", -20), ("a()", 8)]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import numpy as np
 
 from stepscope.compare.conditions import GateResult, dotted_numbers
 from stepscope.compare.findings import (
-    LineChange,
+    Key,
+    Lines,
     Side,
     finding_changes,
-    line_changes,
     prediction,
 )
 from stepscope.compare.runs import Comparison, Row, StepDifference
@@ -182,7 +182,7 @@ def compare_json(
             "kernels_changed": len(found.kernels),
             "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
-            "code": [_line(line) for line in code[:_MAX_ROWS]],
+            "code": code[:_MAX_ROWS],
             "code_changed": len(code),
             "findings": findings,
             "prediction": prediction(sources[0], findings, step.code or step.difference),
@@ -305,19 +305,34 @@ def _called(row: Row) -> dict[str, Any]:
     }
 
 
-def _line(line: LineChange) -> dict[str, Any]:
-    row = line.row
+def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> list[dict[str, Any]]:
+    """Return the lines that differ as JSON, the largest changes first; none where a run has no lines."""
+    sides = [[run for run in side if run is not None] for side in (a, b)]
+    if len(sides[0]) < len(a) or len(sides[1]) < len(b):
+        return []
+    keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
+    found = [c for c in [_line(key, sides) for key in keys] if not same(c["a"], c["b"])]
+    return sorted(found, key=lambda c: -abs(c["change"]))
+
+
+def _line(key: Key, sides: Sequence[Sequence[Lines]]) -> dict[str, Any]:
+    rows = [[run.get(key) for run in side] for side in sides]
+    times = [[0.0 if row is None else row.critical_ns / NS_PER_MS for row in side] for side in rows]
+    row = next(row for side in reversed(rows) for row in side if row is not None)
+    counts = [sum(row is not None for row in side) for side in rows]
+    found = difference_of_numbers(times[0], times[1])
+    changed = ("slower" if found.change > 0 else "faster") if found.significant else ""
     return {
         "file": row.file,
         "line": row.line,
         "function": row.function,
         "module": row.module,
         "source": row.source,
-        "what": line.what,
-        **difference_json(line.difference),
-        "reason": line.reason,
-        "a_runs": line.a_runs,
-        "b_runs": line.b_runs,
+        "what": changed if all(counts) else "appeared" if counts[1] else "vanished",
+        **difference_json(found),
+        "reason": "" if found.low == found.low else "no interval: one run per side",
+        "a_runs": counts[0],
+        "b_runs": counts[1],
     }
 
 

@@ -28,7 +28,7 @@ from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.sentence import three_digits
 from stepscope.records import dataclass
-from stepscope.stats.robust import Difference, difference_of_numbers, same
+from stepscope.stats.robust import Difference
 from stepscope.units import NS_PER_MS
 
 NEW, LARGER, RESOLVED, SMALLER, SAME = "new", "larger", "resolved", "smaller", "same"
@@ -146,51 +146,6 @@ def _cause(account: Account, functions: Mapping[tuple[str, int], str], found: Fi
     saving, low, high = (ns / NS_PER_MS for ns in times)
     adds = found.saving_ns / NS_PER_MS
     return Cause(found.id, found.kind, found.title, found.ranks, line, saving, low, high, found.saving_pct, adds)
-
-
-@dataclass(frozen=True)
-class LineChange:
-    """One line on both sides."""
-
-    #: where it is, on B where B has it
-    row: OwnedLine
-    #: ms; 0 on a side that lacks it
-    difference: Difference
-    a_runs: int
-    #: how many runs have it
-    b_runs: int
-
-    @property
-    def what(self) -> str:
-        """Return `appeared`, `vanished`, `slower`, `faster` or, with too few runs, an empty text."""
-        if not self.a_runs or not self.b_runs:
-            return "appeared" if self.b_runs else "vanished"
-        if not self.difference.significant:
-            return ""
-        return "slower" if self.difference.change > 0 else "faster"
-
-    @property
-    def reason(self) -> str:
-        """Return why there is no interval, an empty text where there is one."""
-        return "" if self.difference.low == self.difference.low else "no interval: one run per side"
-
-
-def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[LineChange, ...]:
-    """Return the lines that differ, the largest changes first; none where a run has no lines."""
-    sides = [[run for run in side if run is not None] for side in (a, b)]
-    if len(sides[0]) < len(a) or len(sides[1]) < len(b):
-        return ()
-    keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
-    found = [c for c in [_change(key, sides) for key in keys] if not same(c.difference.a, c.difference.b)]
-    return tuple(sorted(found, key=lambda c: -abs(c.difference.change)))
-
-
-def _change(key: Key, sides: Sequence[Sequence[Lines]]) -> LineChange:
-    rows = [[run.get(key) for run in side] for side in sides]
-    times = [[0.0 if row is None else row.critical_ns / NS_PER_MS for row in side] for side in rows]
-    known = [row for side in reversed(rows) for row in side if row is not None]
-    counts = [sum(row is not None for row in side) for side in rows]
-    return LineChange(known[0], difference_of_numbers(times[0], times[1]), *counts)
 
 
 def finding_changes(a: Sequence[Side], b: Sequence[Side]) -> list[dict[str, Any]]:

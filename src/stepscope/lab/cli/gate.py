@@ -49,7 +49,7 @@ from stepscope.stats.robust import MIN_SAMPLES, median, slow_start
 from stepscope.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from stepscope.compare.findings import LineChange, Lines
+    from stepscope.compare.findings import Lines
 
 RESULT = "gate.json"
 # short enough for both to see the same load of the machine
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             undecided=lambda rounds: (HEAD,) if judged(rounds)["verdict"] == UNDECIDED else (),
         )
         found = judged(rounds)
-        lines: Sequence[LineChange] = ()
+        lines: Sequence[dict[str, Any]] = ()
         no_lines: str | None = None
         if found["verdict"] == REGRESSION and not args.no_lines and not found["stopped"]:
             lines, no_lines = _changed_lines(trials)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         "looks": list(looks),
         "base": sides[BASE].document(),
         "head": sides[HEAD].document(),
-        "lines": [_line(one) for one in lines],
+        "lines": lines,
         "lines_reason": no_lines,
         "steps_per_trial": trials.steps,
         "no_turns_reason": trials.no_turns,
@@ -322,9 +322,9 @@ def _ran_out_of_memory(log: Path) -> bool:
     return False
 
 
-def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]":
+def _changed_lines(trials: _Trials) -> tuple[Sequence[dict[str, Any]], str | None]:
     """Return the lines that got slower, and why there are none."""
-    from stepscope.compare.findings import line_changes
+    from stepscope.compare.document import line_changes
 
     lines: dict[str, list[Lines | None]] = {BASE: [], HEAD: []}
     try:
@@ -334,9 +334,19 @@ def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]"
         trials.say(f"{_RECORDINGS} recordings of each side compared line by line")
     except (StepscopeError, ImportError) as error:
         return (), f"no source lines: {error}"
-    slower = [one for one in line_changes(lines[BASE], lines[HEAD]) if one.difference.change > 0]
-    slower.sort(key=lambda one: (one.what not in ("appeared", "slower"), -one.difference.change))
-    return slower[:_MAX_LINES], None if slower else "no source line got slower in the recordings"
+    slower = [one for one in line_changes(lines[BASE], lines[HEAD]) if one["change"] > 0]
+    slower.sort(key=lambda one: (one["what"] not in ("appeared", "slower"), -one["change"]))
+    names = ("file", "line", "function", "module", "source")
+    shown = [
+        {
+            **{name: one[name] for name in names},
+            "base_ms": one["a"],
+            "head_ms": one["b"],
+            "what": one["what"] or "slower, within chance",
+        }
+        for one in slower[:_MAX_LINES]
+    ]
+    return shown, None if shown else "no source line got slower in the recordings"
 
 
 def _lines_in(folder: Path) -> "Lines | None":
@@ -345,17 +355,3 @@ def _lines_in(folder: Path) -> "Lines | None":
     from stepscope.compare.findings import code_lines
 
     return code_lines(account_of(load_run([str(folder)])))
-
-
-def _line(one: "LineChange") -> dict[str, Any]:
-    row, found = one.row, one.difference
-    return {
-        "file": row.file,
-        "line": row.line,
-        "function": row.function,
-        "module": row.module,
-        "source": row.source,
-        "base_ms": found.a,
-        "head_ms": found.b,
-        "what": one.what or "slower, within chance",
-    }
