@@ -316,17 +316,16 @@ def _flops(args: argparse.Namespace) -> int:
     model = _model_of(args)
     forward = forward_flops_per_token(model, seq_len=args.seq_len)
     training = training_flops_per_token(model, seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
-    names = ("projections", "attention", "mlp", "router", "head", "total")
     tokens = args.tokens_per_step
     found = {
         "parameters": parameters(model).total,
         "seq_len": args.seq_len,
         "convention": "2 per multiply-add, attention in full, training 3 x forward",
-        "forward_per_token": {name: getattr(forward, name) for name in names},
-        "training_per_token": {name: getattr(training, name) for name in ("model", "recomputed", "hardware")},
+        "forward_per_token": forward,
+        "training_per_token": training,
         "tokens_per_step": tokens,
-        "model_flops_per_step": None if tokens is None else training.model * tokens,
-        "hardware_flops_per_step": None if tokens is None else training.hardware * tokens,
+        "model_flops_per_step": None if tokens is None else training["model"] * tokens,
+        "hardware_flops_per_step": None if tokens is None else training["hardware"] * tokens,
     }
     return _answer(args, found)
 
@@ -389,7 +388,7 @@ def _flops_of_step(args: argparse.Namespace) -> tuple[float, float | None]:
     if missing:
         raise UsageError(f"FLOPs of the step are unknown: give --flops-per-step, or the model and {', '.join(missing)}")
     training = training_flops_per_token(_model_of(args), seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
-    return training.model * args.tokens_per_step, training.hardware * args.tokens_per_step
+    return training["model"] * args.tokens_per_step, training["hardware"] * args.tokens_per_step
 
 
 def _peak_of(args: argparse.Namespace) -> tuple[float, str]:

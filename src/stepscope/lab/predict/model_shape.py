@@ -407,69 +407,39 @@ def _matrices(model: Transformer, layer: int, name: str, width: int, routed: int
 # FLOPs per token
 
 
-@dataclass(frozen=True)
-class ForwardFlops:
-    """Forward FLOPs per token, by part, over all layers."""
+def forward_flops_per_token(model: Transformer, *, seq_len: int) -> dict[str, int]:
+    """Return the forward FLOPs per token at a sequence length by part, over all layers, and their total.
 
-    projections: int
-    attention: int
-    mlp: int
-    router: int
-    head: int
-
-    @property
-    def blocks(self) -> int:
-        return self.projections + self.attention + self.mlp + self.router
-
-    @property
-    def total(self) -> int:
-        return self.blocks + self.head
-
-
-@dataclass(frozen=True)
-class TrainingFlops:
-    """FLOPs per token of one training step."""
-
-    #: forward and backward: what MFU counts
-    model: int
-    recomputed: int
-
-    @property
-    def hardware(self) -> int:
-        return self.model + self.recomputed
-
-
-def forward_flops_per_token(model: Transformer, *, seq_len: int) -> ForwardFlops:
-    """Return the forward FLOPs per token at a sequence length: 2 for each weight that a token meets, and attention.
+    2 for each weight that a token meets, and attention.
 
     >>> gpt = Transformer(layers=12, d_model=1024, heads=16, vocab=32768, mlp_width=4096)
-    >>> forward_flops_per_token(gpt, seq_len=1024).total == 12 * (24 * 1024**2 + 4 * 1024 * 1024) + 2 * 32768 * 1024
+    >>> forward_flops_per_token(gpt, seq_len=1024)["total"] == 12 * (24 * 1024**2 + 4 * 1024 * 1024) + 2 * 32768 * 1024
     True
     """
-    flops = dict.fromkeys(("projections", "mlp", "router"), 0)
+    latent, width = model.latent, model.head_width or model.d_model // model.heads
+    widths = latent.nope_width + latent.rope_width + latent.value_width if latent else 2 * width
+    attention, head = 2 * seq_len * model.heads * widths * model.layers, 2 * model.d_model * model.vocab
+    flops = {"projections": 0, "attention": attention, "mlp": 0, "router": 0, "head": head}
     for w in weights(model):
         if w.layer is not None and "norm" not in w.name:
             kind = "mlp" if "mlp" in w.name or "expert" in w.name else "router" if w.name == "router" else "projections"
             met = model.experts.per_token if model.experts and w.name.startswith("expert ") else 1
             flops[kind] += 2 * w.rows * w.columns * met
-    latent, width = model.latent, model.head_width or model.d_model // model.heads
-    widths = latent.nope_width + latent.rope_width + latent.value_width if latent else 2 * width
-    attention = 2 * seq_len * model.heads * widths * model.layers
-    return ForwardFlops(attention=attention, head=2 * model.d_model * model.vocab, **flops)
+    return {**flops, "total": sum(flops.values())}
 
 
 def training_flops_per_token(
     model: Transformer, *, seq_len: int, recompute: Recompute = Recompute.NONE
-) -> TrainingFlops:
-    """Return model and recomputed FLOPs per token of a training step."""
+) -> dict[str, int]:
+    """Return the FLOPs per token of a training step: of the model, as MFU counts them, recomputed, and both."""
     forward = forward_flops_per_token(model, seq_len=seq_len)
     repeated = {
         Recompute.NONE: 0,
-        Recompute.ATTENTION: forward.attention,
-        Recompute.BLOCKS: forward.blocks,
-        Recompute.FULL: forward.total,
-    }
-    return TrainingFlops(model=3 * forward.total, recomputed=repeated[recompute])
+        Recompute.ATTENTION: forward["attention"],
+        Recompute.BLOCKS: forward["total"] - forward["head"],
+        Recompute.FULL: forward["total"],
+    }[recompute]
+    return {"model": 3 * forward["total"], "recomputed": repeated, "hardware": 3 * forward["total"] + repeated}
 
 
 def utilisation(

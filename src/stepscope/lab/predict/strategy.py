@@ -83,8 +83,8 @@ def step_time(
     flops = training_flops_per_token(model, seq_len=batch.seq_len, recompute=batch.recompute)
     tokens = batch.tokens * layout.micro_batches
     per_flop_ns = NS_PER_S / (speed.flops_per_s * layout.tensor * layout.pipeline)
-    forward = flops.model / 3 * tokens * per_flop_ns
-    recompute = flops.recomputed * tokens * per_flop_ns
+    forward = flops["model"] / 3 * tokens * per_flop_ns
+    recompute = flops["recomputed"] * tokens * per_flop_ns
     backward = 2 * forward
     shown, total = _communication(strategy_traffic(model, batch, layout), layout, forward, backward + recompute, source)
     bubble = (forward + backward + recompute) * (layout.pipeline - 1) / layout.micro_batches
@@ -275,7 +275,7 @@ def _largest_batch(q: Question, layout: Layout, recompute: Recompute, source: So
 
 def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, source: Source) -> Candidate:
     time = step_time(q.model, batch, layout, speed=q.speed, source=source, optimizer=q.optimizer)
-    flops = training_flops_per_token(q.model, seq_len=q.seq_len).model * q.seq_len * q.sequences
+    flops = training_flops_per_token(q.model, seq_len=q.seq_len)["model"] * q.seq_len * q.sequences
     peak = q.speed.peak_flops_per_s
     mfu = utilisation(flops_per_step=flops, step_s=time.total_ns / 1e9, peak_flops_per_s=peak, devices=q.devices)
     return Candidate(layout, batch, memory, time, mfu, memory.fits(q.device_bytes))
