@@ -124,7 +124,7 @@ def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool, runs: int)
     settings = settings_of(part, cuda=cuda, runs=runs)
     sessions, method = (
         Sessions(),
-        Method("nccl" if cuda else "gloo", world_size=RANKS if cuda else 2, share_devices=True),
+        Method(backend="nccl" if cuda else "gloo", world_size=RANKS if cuda else 2, share_devices=True),
     )
     search: list[dict[str, Any]] = []
     variants = settings.pop("variants", ())

@@ -23,6 +23,7 @@ from typing import Any
 from stepscope.contract.rounds import turned
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
+from stepscope.lab.bench.config import BenchMethod, RanksConfig
 from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launch
 from stepscope.lab.bench.results import REFUSED, Record, results, series
 from stepscope.lab.bench.sweeps import Sweep, Variant, next_probe
@@ -48,22 +49,15 @@ Item = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
-class Method:
-    """How, where and for how long to measure.
+class Method(BenchMethod, RanksConfig):
+    """How, where and for how long to measure, as a configuration says, and what only sweeps use.
 
     `accumulation` is the number of micro-batches of variants that set none, `memory_limit_bytes` that of one rank.
     """
 
-    backend: str = "gloo"
-    runs: int = 3
-    warmup_steps: int = 10
-    steps: int = 50
-    accumulation: int = 1
-    threads: int = 1
-    item_limit_s: float = 300.0
-    limit_s: float = 3600.0
     world_size: int = 1
-    share_devices: bool = False
+    accumulation: int = 1
+    item_limit_s: float = 300.0
     memory_limit_bytes: int | None = None
 
 

@@ -283,17 +283,12 @@ def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, source: So
 
 def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
     order = (Sharding.DDP, Sharding.ZERO3, Sharding.ZERO2, Sharding.ZERO1)
-
-    def effort(c: Candidate) -> tuple[int, int, bool]:
-        split = c.layout.tensor * c.layout.pipeline
-        return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE
-
-    return min(fitting, key=effort)
+    return min(fitting, key=lambda c: _effort(c, order)[:3])
 
 
-def _effort(c: Candidate) -> tuple[int, int, bool, float]:
+def _effort(c: Candidate, order: Sequence[Sharding] = tuple(Sharding)) -> tuple[int, int, bool, float]:
     split = c.layout.tensor * c.layout.pipeline
-    return split, list(Sharding).index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
+    return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
 
 
 def _different(others: Sequence[Candidate], best: Candidate) -> list[Candidate]:

@@ -70,18 +70,12 @@ def strategy_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[T
     ]
 
 
-def ddp_traffic(
-    gradient_bytes: Sequence[int],
-    *,
-    ranks: int,
-    bucket_bytes: int = BUCKET_BYTES,
-    first_bucket_bytes: int = _FIRST_BUCKET_BYTES,
-) -> list[Traffic]:
+def ddp_traffic(gradient_bytes: Sequence[int], *, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> list[Traffic]:
     """Return DDP's all-reduces, one per bucket, for gradients in the order of the model's parameters."""
     _at_least_one(ranks)
     if ranks == 1:
         return []
-    buckets, filled, limit = [], 0, min(first_bucket_bytes, bucket_bytes)
+    buckets, filled, limit = [], 0, min(_FIRST_BUCKET_BYTES, bucket_bytes)
     for size in reversed(gradient_bytes):
         filled += size
         if filled >= limit:
@@ -93,12 +87,7 @@ def ddp_traffic(
 
 
 def fsdp_traffic(
-    unit_bytes: Sequence[int],
-    *,
-    ranks: int,
-    gradient_bytes: Sequence[int] | None = None,
-    reshard: bool = True,
-    root_stays: bool = True,
+    unit_bytes: Sequence[int], *, ranks: int, reshard: bool = True, root_stays: bool = True
 ) -> list[Traffic]:
     """Return FSDP's gathers and scatters for its units, the root's own parameters first.
 
@@ -109,11 +98,10 @@ def fsdp_traffic(
     if ranks == 1:
         return []
     padded = [_padded(size, ranks) for size in unit_bytes]
-    gradients = padded if gradient_bytes is None else [_padded(size, ranks) for size in gradient_bytes]
     again = padded[1:] if root_stays else padded
     rows = [("all_gather", "dp", ranks, size, "forward") for size in padded]
     rows += [("all_gather", "dp", ranks, size, "backward") for size in again if reshard]
-    rows += [("reduce_scatter", "dp", ranks, size, "backward") for size in gradients]
+    rows += [("reduce_scatter", "dp", ranks, size, "backward") for size in padded]
     return _counted(rows)
 
 
