@@ -128,6 +128,11 @@ _COMMUNICATION = (
 )
 _LOADING = ("data-loading", "straggler", "host-stall")
 _HOST = ("optimizer", "launch-overhead")
+_NCCL = (
+    ("TORCH_NCCL_HIGH_PRIORITY", "1", EQUAL),
+    ("NCCL_ALGO", "Tree", ROUNDING),
+    ("NCCL_PROTO", "LL128", EQUAL),
+)
 
 
 @dataclass(frozen=True)
@@ -199,12 +204,50 @@ def _place(candidate: Candidate, findings: Sequence[str]) -> int:
 
 def _every(job: Job, *, compiled: bool) -> Iterator[Candidate]:
     yield from _loading(job)
-    yield from _ddp(job)
-    yield from _kernels(job)
-    yield from _host(job)
-    yield from _nccl(job)
-    if compiled:
-        yield _setting(names.COMPILE, True, INEXACT, "model.compile()", ("launch-overhead", "memory-bound-kernels"))
+    yield from (candidate for applies, candidate in _by_condition(job, compiled=compiled) if applies)
+
+
+def _by_condition(job: Job, *, compiled: bool) -> list[tuple[bool, Candidate]]:
+    env, nccl, memory = job.environment or {}, job.backend == "nccl", ("allocator", "memory-pressure")
+    wrapper = "DistributedDataParallel(..., {})"
+    fused = job.optimizer in names.FUSED_OPTIMIZERS and not job.optimizer_chosen
+    tf32 = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
+    view = ("no-overlap", "memory-pressure", "launch-overhead")
+    # What is freed stays with the process: glibc would give large blocks back and fault them in again.
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+    keeps = not job.on_cuda and not job.mimalloc and "MALLOC_TRIM_THRESHOLD_" not in env
+    expands = job.on_cuda and not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & env.keys()
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    compiles = ("launch-overhead", "memory-bound-kernels")
+    return [
+        *(
+            (job.has_ddp, _setting(names.BUCKET, mb, ROUNDING, wrapper.format(f"bucket_cap_mb={mb}"), _COMMUNICATION))
+            for mb in _BUCKETS_MB
+        ),
+        (job.has_ddp, _setting(names.BUCKET_VIEW, True, EQUAL, wrapper.format("gradient_as_bucket_view=True"), view)),
+        (fused, _setting(names.FUSED, True, ROUNDING, f"{job.optimizer}(..., fused=True)", _HOST)),
+        (job.on_cuda, _setting(names.TF32, True, INEXACT, tf32, ("precision",))),
+        (
+            job.on_cuda and job.convolutions,
+            _setting(
+                names.BENCHMARK, True, ROUNDING, "torch.backends.cudnn.benchmark = True", ("memory-bound-kernels",)
+            ),
+        ),
+        *(
+            (
+                not job.on_cuda and job.threads not in (None, threads),
+                _variables({"OMP_NUM_THREADS": str(threads)}, ROUNDING, ("host-stall",)),
+            )
+            for threads in sorted({job.cores_per_rank, 1}, reverse=True)
+        ),
+        (keeps, _variables(malloc, EQUAL, memory, name="malloc keeps freed memory")),
+        (expands, _variables(segments, EQUAL, memory, name="expandable_segments:True")),
+        *(
+            (nccl and name not in env, _variables({name: value}, results, _COMMUNICATION))
+            for name, value, results in _NCCL
+        ),
+        (compiled, _setting(names.COMPILE, True, INEXACT, "model.compile()", compiles)),
+    ]
 
 
 def _loading(job: Job) -> Iterator[Candidate]:
@@ -234,54 +277,6 @@ def _candidates_loader(settings: Mapping[str, Any], findings: tuple[str, ...] = 
     given = ", ".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
     short = ", ".join(f"{name}={value}" for name, value in settings.items()).replace(", loader.", ", ")
     return Candidate(short, EQUAL, f"DataLoader(..., {given})", dict(settings), findings=findings)
-
-
-def _ddp(job: Job) -> Iterator[Candidate]:
-    if job.has_ddp:
-        for size_mb in _BUCKETS_MB:
-            keep = f"DistributedDataParallel(..., bucket_cap_mb={size_mb})"
-            yield _setting(names.BUCKET, size_mb, ROUNDING, keep, _COMMUNICATION)
-        keep = "DistributedDataParallel(..., gradient_as_bucket_view=True)"
-        yield _setting(names.BUCKET_VIEW, True, EQUAL, keep, ("no-overlap", "memory-pressure", "launch-overhead"))
-
-
-def _kernels(job: Job) -> Iterator[Candidate]:
-    if job.optimizer in names.FUSED_OPTIMIZERS and not job.optimizer_chosen:
-        yield _setting(names.FUSED, True, ROUNDING, f"{job.optimizer}(..., fused=True)", _HOST)
-    if job.on_cuda:
-        keep = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
-        yield _setting(names.TF32, True, INEXACT, keep, ("precision",))
-        if job.convolutions:
-            keep = "torch.backends.cudnn.benchmark = True"
-            yield _setting(names.BENCHMARK, True, ROUNDING, keep, ("memory-bound-kernels",))
-
-
-def _host(job: Job) -> Iterator[Candidate]:
-    env = job.environment or {}
-    if not job.on_cuda:
-        for threads in sorted({job.cores_per_rank, 1}, reverse=True):
-            if job.threads is not None and threads != job.threads:
-                yield _variables({"OMP_NUM_THREADS": str(threads)}, ROUNDING, ("host-stall",))
-        if not job.mimalloc and "MALLOC_TRIM_THRESHOLD_" not in env:
-            # What is freed stays with the process: glibc would give large blocks back and fault them in again.
-            keep = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-            yield _variables(keep, EQUAL, ("allocator", "memory-pressure"), name="malloc keeps freed memory")
-    elif not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & env.keys():
-        keep = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-        yield _variables(keep, EQUAL, ("allocator", "memory-pressure"), name="expandable_segments:True")
-
-
-def _nccl(job: Job) -> Iterator[Candidate]:
-    env = job.environment or {}
-    if job.backend != "nccl":
-        return
-    for name, value, results in (
-        ("TORCH_NCCL_HIGH_PRIORITY", "1", EQUAL),
-        ("NCCL_ALGO", "Tree", ROUNDING),
-        ("NCCL_PROTO", "LL128", EQUAL),
-    ):
-        if name not in env:
-            yield _variables({name: value}, results, _COMMUNICATION)
 
 
 def _setting(name: str, value: Any, results: str, keep: str, findings: tuple[str, ...]) -> Candidate:
