@@ -135,8 +135,8 @@ def launch(
     """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.
 
     `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` changes the
-    ranks' environment. With `launched` only this process's rank is started here, as one of the launcher's; `session`
-    counts the launches of one command. Rank 0 gets the records of all.
+    ranks' environment. With `launched` only this process's rank is started here, as one of the launcher's, and only its
+    records are returned; `session` counts the launches of one command.
     """
     deadline_s = time.monotonic() + limit_s
     here = range(world_size) if launched is None else (launched.rank,)
@@ -165,7 +165,7 @@ def launch(
                 one.read()
         except KeyboardInterrupt:  # pressed again, or raised by a callback: the records are read from the files below
             message, interrupted = _STOPPED, True
-    records = tuple(records_of(out, rank) for rank in (range(world_size) if 0 in here else here))
+    records = tuple(records_of(out, rank) for rank in here)
     if all(any(r["what"] == "done" for r in mine) for mine in records):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
     return LaunchResult(tuple(rank.exit_code for rank in ranks), records, message, interrupted)

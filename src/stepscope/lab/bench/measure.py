@@ -109,7 +109,7 @@ def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one record of all ranks: the job's samples, the fullest rank's memory, the median rank's time."""
 
     def over(name: str, function: Callable[[Sequence[float]], float]) -> float | None:
-        found = [rank.get(name) for rank in ranks]
+        found: list[Any] = [rank.get(name) for rank in ranks]
         return None if None in found else function(found)
 
     def by_step(records: Sequence[Any], name: str, function: Callable[[Sequence[float]], float]) -> list[float] | None:
@@ -117,7 +117,7 @@ def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return None if None in found else [function(values) for values in zip(*found, strict=True)]
 
     def check(name: str) -> dict[str, Any] | None:
-        found = [rank.get(name) for rank in ranks]
+        found: list[Any] = [rank.get(name) for rank in ranks]
         if None in found:
             return None
         first_ms = max(one["first_step_ms"] for one in found)

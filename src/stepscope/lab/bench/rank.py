@@ -186,8 +186,6 @@ def _run_plan(plan: dict[str, Any]) -> None:
             _run_job(job, bench, plan["settings"])
             dist.barrier()  # a rank that closes its connections while another still works aborts that one
             bench.emit(what="done")
-        if by_launcher:
-            _gather_streams(out, rank, world_size, device)
     finally:
         dist.destroy_process_group()
 
@@ -204,16 +202,6 @@ def _run_job(job: Callable[[Bench, dict[str, Any]], None], bench: Bench, setting
         except Exception as error:
             bench.report_failure({"what": "failed", "reason": f"{type(error).__name__}: {error}"[:300]})
             raise
-
-
-def _gather_streams(out: Path, rank: int, world_size: int, device: torch.device) -> None:
-    streams: list[Any] | None = [None] * world_size if rank == 0 else None
-    dist.gather_object((out / rank_file(rank, SAMPLES)).read_text(), streams, dst=0)
-    for other, text in enumerate(streams or ()):
-        path = out / rank_file(other, SAMPLES)
-        if not path.exists():
-            path.write_text(text)
-    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _device(backend: str, *, share: bool) -> torch.device:

@@ -7,6 +7,7 @@ of results, late ranks, and the search for a bucket size.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from stepscope.lab.report.svg import SIZE, TIME
@@ -49,9 +50,7 @@ def bench_sheet(results: BenchResults) -> Sheet:
         if k in where and not (k == "world_size" and isinstance(where[k], str))
     ]
     torch = [f"torch {where['torch']}"] if "torch" in where else []
-    steps = [
-        f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
-    ]
+    steps = [f"{len(runs)} interleaved runs, {sum(map(len, runs))} steps" for _, runs, _ in timed[:1] if len(runs) > 1]
     said = tuple(line for line in (results.question, *results.advice) if line)
     return Sheet(
         title=results.command or results.name,
@@ -118,14 +117,14 @@ def _series(timed: Sequence[Timed]) -> Section:
         ("median", "ms", lambda row: ms(row[1].median_ns)),
         ("from", "ms", lambda row: ms(row[1].low_ns)),
         ("to", "ms", lambda row: ms(row[1].high_ns)),
-        ("mean", "ms", lambda row: ms(row[1].mean_ns)),
-        ("std", "ms", lambda row: ms(row[1].std_ns)),
+        ("mean", "ms", lambda row: fmean(row[2])),
+        ("std", "ms", lambda row: stdev(row[2]) if len(row[2]) > 1 else 0.0),
         ("min", "ms", lambda row: min(row[2])),
         ("max", "ms", lambda row: max(row[2])),
         ("time", "x", lambda row: row[3].ratio if row[3] else 1.0),
         ("low", "x", lambda row: row[3] and row[3].low),
         ("high", "x", lambda row: row[3] and row[3].high),
-        ("steps", "count", lambda row: row[1].num_steps),
+        ("steps", "count", lambda row: len(row[2])),
     )
     said = "Dots are steps, a colour per run; the mark is the median with its 95 % interval. Time is against the first."
     return Section("series", "Step times", (said,), chart, table)

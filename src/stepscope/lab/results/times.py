@@ -7,7 +7,6 @@ weak scaling     the same work for every rank:   T1 / TN
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import exp, inf, isnan, nan
 from typing import Any
 
@@ -41,16 +40,10 @@ class Doubt:
 class BenchTimes:
     """The step time of one series over all its runs."""
 
-    num_runs: int
-    num_steps: int
-    mean_ns: int
-    std_ns: int
     median_ns: int
     low_ns: int
     #: 95 % interval of the median
     high_ns: int
-    #: measured steps at the start of a run that still belong to the warm-up, in the worst run
-    slow_steps: int
     doubts: tuple[Doubt, ...]
 
     @property
@@ -64,21 +57,10 @@ def bench_times(samples_ms: Sequence[Sequence[float]], *, warmup_steps: int = 0)
     runs = [np.asarray(run, float) for run in samples_ms if len(run)]
     if not runs:
         return None
-    every = np.concatenate(runs)
-    middle_ms = float(np.median(every))
+    middle_ms = float(np.median(np.concatenate(runs)))
     low_ms, high_ms = _interval_ms(runs, middle_ms)
-    found = BenchTimes(
-        num_runs=len(runs),
-        num_steps=len(every),
-        mean_ns=_ns(every.mean()),
-        std_ns=_ns(every.std(ddof=1)) if len(every) > 1 else 0,
-        median_ns=_ns(middle_ms),
-        low_ns=_ns(low_ms),
-        high_ns=_ns(high_ms),
-        slow_steps=max(slow_start(run) for run in runs),
-        doubts=(),
-    )
-    return replace(found, doubts=tuple(_doubts(found, runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)))
+    doubts = _doubts(runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)
+    return BenchTimes(*(round(t * NS_PER_MS) for t in (middle_ms, low_ms, high_ms)), tuple(doubts))
 
 
 def over(samples_ms: Runs, reference_ms: Runs, *, tests: int = 1) -> Change:
@@ -95,29 +77,25 @@ def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float
     return max(low_ms, float(every.min())), min(high_ms, float(every.max()))
 
 
-def _ns(time_ms: float) -> int:
-    return round(float(time_ms) * NS_PER_MS)
-
-
 def _log_median(rows: Floats) -> Floats:
     return np.asarray(np.log(np.median(rows, axis=-1)))
 
 
-def _doubts(
-    found: BenchTimes, runs: Sequence[Floats], warmup_steps: int, middle_ms: float, half_ms: float
-) -> list[Doubt]:
+def _doubts(runs: Sequence[Floats], warmup_steps: int, middle_ms: float, half_ms: float) -> list[Doubt]:
     every = np.concatenate(runs)
+    # measured steps at the start of a run that still belong to the warm-up, in the worst run
+    slow = max(slow_start(run) for run in runs)
     middles = [float(np.median(run)) for run in runs]
     spread_pct = 100 * mad_sigma(every) / middle_ms
     apart_pct = 100 * (max(middles) / min(middles) - 1)
     half_pct = 100 * half_ms / middle_ms
-    more = warmup_steps + 2 * found.slow_steps
+    more = warmup_steps + 2 * slow
     slowest = every.max() / middle_ms
     known = (
         (len(every) < _MIN_STEPS_TO_JUDGE, f"only {len(every)} steps were measured", "measure more steps or runs"),
         (
-            found.slow_steps > 0,
-            f"a run's first {found.slow_steps} measured steps are slower, try {more} warm-up steps",
+            slow > 0,
+            f"a run's first {slow} measured steps are slower, try {more} warm-up steps",
             "the warm-up was too short: more --warmup-epochs",
         ),
         (
