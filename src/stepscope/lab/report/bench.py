@@ -12,14 +12,13 @@ from typing import Any
 
 from stepscope.lab.report.svg import SIZE, TIME
 from stepscope.lab.results.folder import BenchResults, BenchSeries, bench_results_of
-from stepscope.lab.results.sweeps import VariantResult, Verdict, sweep_verdict
 from stepscope.lab.results.times import BenchTimes, bench_times, over, scaling
 from stepscope.report.charts import COLOURS, Axis, Bar, Line, bar_chart, line_chart
 from stepscope.report.drawing import Drawing
 from stepscope.report.sheet import Section, Sheet, Value, Values, card, pct, section_of, table_of
 from stepscope.run.sources import RESULTS_JSON
 from stepscope.side_file import is_number
-from stepscope.units import NS_PER_MS, NS_PER_S, ms, printable
+from stepscope.units import NS_PER_MS, ms, printable
 
 _UNITS = {
     "_gb": ("bytes", 1e9),
@@ -350,52 +349,50 @@ def _sweep(document: Document) -> list[Section]:
     sweep = document.get("sweep")
     if not sweep:
         return []
-    verdict = sweep_verdict(document)
-    lines = [_method(sweep), *_judged_otherwise(sweep, verdict)]
+    verdict = sweep["verdict"]
+    lines = [_method(sweep), *_judged_otherwise(sweep)]
     lines += [
-        f"{v.name}: {v.status}: {printable(v.reason or '', width=300)}"
-        for v in verdict.variants
-        if v.status != "measured"
+        f"{v['name']}: {v['status']}: {printable(v['reason'] or '', width=300)}"
+        for v in verdict["variants"]
+        if v["status"] != "measured"
     ]
     if "fitting" in sweep:
         lines.append(_fitting(sweep["fitting"], document["environment"].get("device_memory_gb")))
-    if verdict.mfu_reason:
-        lines.append(verdict.mfu_reason)
+    if verdict["mfu_reason"]:
+        lines.append(verdict["mfu_reason"])
+    agrees = {True: "yes", False: "NO", None: "?"}
     found = section_of(
         "variants",
         "Variants",
         "",
-        [v for v in verdict.variants if v.step_ns is not None],
-        ("variant", "text", lambda v: v.name),
-        ("step", "ms", lambda v: ms(v.step_ns)),
-        ("times as fast", "x", lambda v: v.speedup or None),
-        ("from", "x", lambda v: 1 / v.change.high if v.change else None),
-        ("to", "x", lambda v: 1 / v.change.low if v.change else None),
-        ("agrees", "text", _agrees),
-        ("peak memory", "bytes", lambda v: v.peak_memory_gb and 1e9 * v.peak_memory_gb),
-        ("reserved", "bytes", lambda v: v.reserved_memory_gb and 1e9 * v.reserved_memory_gb),
-        ("first step", "ms", lambda v: v.first_step_ns and 1000 * v.first_step_ns / NS_PER_S),
-        ("gradient error", "text", lambda v: _error(v.agreement and v.agreement.gradient_error)),
-        ("loss error", "text", lambda v: _error(v.agreement and v.agreement.loss_error)),
-        ("MFU", "pct", lambda v: pct(v.mfu)),
+        [v for v in verdict["variants"] if v["step_ms"] is not None],
+        ("variant", "text", "name"),
+        ("step", "ms", "step_ms"),
+        ("times as fast", "x", lambda v: v["gain"] and v["gain"]["speedup"]),
+        ("from", "x", lambda v: v["gain"] and v["gain"]["low"]),
+        ("to", "x", lambda v: v["gain"] and v["gain"]["high"]),
+        ("agrees", "text", lambda v: agrees[v["agreement"] and v["agreement"]["agrees"]]),
+        ("peak memory", "bytes", lambda v: v["peak_memory_gb"] and 1e9 * v["peak_memory_gb"]),
+        ("reserved", "bytes", lambda v: v["reserved_memory_gb"] and 1e9 * v["reserved_memory_gb"]),
+        ("first step", "ms", "first_step_ms"),
+        ("gradient error", "text", lambda v: _error(v["agreement"] and v["agreement"]["gradient_error"])),
+        ("loss error", "text", lambda v: _error(v["agreement"] and v["agreement"]["loss_error"])),
+        ("MFU", "pct", lambda v: pct(v["mfu"])),
     )
     return [*found, Section("method", "How the variants were compared", tuple(lines))]
-
-
-def _agrees(variant: VariantResult) -> str:
-    return {True: "yes", False: "NO", None: "?"}[variant.agreement.agrees if variant.agreement else None]
 
 
 def _error(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
 
 
-def _judged_otherwise(sweep: Mapping[str, Any], verdict: Verdict) -> list[str]:
+def _judged_otherwise(sweep: Mapping[str, Any]) -> list[str]:
     usual = {v["name"]: (v.get("tolerance") or sweep["tolerance"])["why"] for v in sweep["variants"]}
     found: dict[str, list[str]] = {}
-    for v in verdict.variants:
-        if v.agreement and v.agreement.agrees is not None and v.agreement.why != usual[v.name]:
-            found.setdefault(v.agreement.why, []).append(v.name)
+    for v in sweep["verdict"]["variants"]:
+        agreed = v["agreement"]
+        if agreed and agreed["agrees"] is not None and agreed["why"] != usual[v["name"]]:
+            found.setdefault(agreed["why"], []).append(v["name"])
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
