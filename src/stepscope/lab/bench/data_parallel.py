@@ -234,15 +234,8 @@ def _turn(bench: Bench, settings: dict[str, Any], size_mb: float) -> Sequence[fl
     return list(measure(training.step, warmup_steps=warmup, steps=steps, device=bench.device)["step_ms"])
 
 
-class Epoch(NamedTuple):
-    """One epoch of training; `kind` is warm-up or training, `recorded` one while the profiler was on."""
-
-    number: int
-    kind: str
-    lr: float
-    loss: float
-    step_ms: float
-    recorded: bool
+# number, kind (warm-up or training), lr, loss, step_ms, and whether the profiler was on
+Epoch = dict[str, Any]
 
 
 def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
@@ -283,7 +276,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= i < last) for i in range(total)]
     bench.bring_to_rank_0(folder / f"{name}_rank_{bench.rank}_trace.json", folder)
-    bench.emit(what="epochs", epochs=[epoch._asdict() for epoch in epochs])
+    bench.emit(what="epochs", epochs=epochs)
     ranks = bench.gathered(training.fed.per_step(range(warmup, total)))
     samples, tokens = (None if None in counts else sum(counts) for counts in zip(*ranks, strict=True))
     rates = throughput(epochs, samples=samples, tokens=tokens)
@@ -321,14 +314,14 @@ def _epoch(bench: Bench, training: Training, profiler: Any, total: int, *, recor
     with record_function(f"epoch_{number}_{kind.replace('-', '')}_lr_{lr:.6f}"):
         loss = training.step()
         wait_for_device(bench.device)
-    done = Epoch(number, kind, lr, float(loss), 1000 * (perf_counter() - begin), recorded)
+    step_ms, shown = 1000 * (perf_counter() - begin), float(loss)
     profiler.step()
     if bench.rank == 0:
         print(  # noqa: T201 - the launcher shows it
-            f"epoch {number + 1:3d}/{total}  {kind:<8}  lr {lr:.6f}  loss {done.loss:.4f}  {done.step_ms:.1f} ms",
+            f"epoch {number + 1:3d}/{total}  {kind:<8}  lr {lr:.6f}  loss {shown:.4f}  {step_ms:.1f} ms",
             flush=True,
         )
-    return done
+    return {"number": number, "kind": kind, "lr": lr, "loss": shown, "step_ms": step_ms, "recorded": recorded}
 
 
 def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float | None) -> dict[str, Any]:
@@ -336,9 +329,9 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
 
     The warm-up never counts: its first epoch sets things up. Epochs under the profiler count where there are no others.
     """
-    training = [e for e in epochs if e.kind == "training"]
-    quiet = [e.step_ms for e in training if not e.recorded]
-    step_ms = median(quiet or [e.step_ms for e in training])
+    training = [e for e in epochs if e["kind"] == "training"]
+    quiet = [e["step_ms"] for e in training if not e["recorded"]]
+    step_ms = median(quiet or [e["step_ms"] for e in training])
     return {
         "step_ms": step_ms,
         "unprofiled": bool(quiet),
@@ -360,7 +353,7 @@ def _summary(
     }
     phases = [f"{'phase':<26} {'epochs':>6} {'median':>9} {'mean':>9} {'min':>9} {'max':>9}"]
     for kind, recorded in (("warm-up", False), ("warm-up", True), ("training", False), ("training", True)):
-        if times := [e.step_ms for e in epochs if e.kind == kind and e.recorded == recorded]:
+        if times := [e["step_ms"] for e in epochs if (e["kind"], e["recorded"]) == (kind, recorded)]:
             figures = (median(times), fmean(times), min(times), max(times))
             name = f"{kind}{', recorded' if recorded else ''}"
             phases.append(f"{name:<26} {len(times):>6} " + " ".join(f"{x:>9.2f}" for x in figures))
@@ -379,7 +372,7 @@ def _summary(
                 f"{f'{name}/s':<18} {'unknown: the batches do not show it' if rate is None else f'{rate:.1f}'}"
                 for name, rate in per_s.items()
             ),
-            f"final loss         {epochs[-1].loss:.4f}",
+            f"final loss         {epochs[-1]['loss']:.4f}",
         ],
         "Top operators of the recorded epochs": operators.splitlines(),
     }
