@@ -178,9 +178,8 @@ def _writes(args: Args) -> bool:
 
 def _exit_code(args: Args, result: LaunchResult | None) -> int:
     """Return the exit code of a rank of a launcher that writes no results."""
-    if result and result.message:
-        say_with_answer(f"stepscope bench: rank {args.launched.rank}: {result.message}")
-    return 130 if result and result.interrupted else 3 if result and result.message else 0
+    message, interrupted = (result.message, result.interrupted) if result else (None, False)
+    return _partial(message, interrupted=interrupted, what=f"rank {args.launched.rank}")
 
 
 def _compare(
@@ -258,9 +257,9 @@ def _finish(
     return _partial(document["message"], interrupted=interrupted)
 
 
-def _partial(message: str | None, *, interrupted: bool) -> int:
+def _partial(message: str | None, *, interrupted: bool, what: str = "partial result") -> int:
     if message:
-        say_with_answer(f"stepscope bench: partial result: {message}")
+        say_with_answer(f"stepscope bench: {what}: {message}")
     return 130 if interrupted else 3 if message else 0
 
 

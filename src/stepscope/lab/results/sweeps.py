@@ -184,16 +184,10 @@ def change(row: Row, reference: Row, *, tests: int = 1) -> Change:
     return over(row["samples_ms"], reference["samples_ms"], tests=tests).scaled(others / samples)
 
 
-def speed_range(change: Change) -> str:
-    """Return how many times as fast, as a cell of a table."""
-    found = change.inverse()
-    return f"{found.ratio:.2f} x [{found.low:.2f}, {found.high:.2f}]"
-
-
-def speed(change: Change) -> str:
+def speed(change: Change, unit: str = "times as fast") -> str:
     """Return how many times as fast, with the 95 % interval."""
     found = change.inverse()
-    return f"{found.ratio:.2f} times as fast [{found.low:.2f}, {found.high:.2f}] as"
+    return f"{found.ratio:.2f} {unit} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def agreement(
@@ -260,7 +254,7 @@ def _time_advice(
     same = []
     for v in good:
         same += [v.name] if v is not best and _is_equal(change(rows[v.name], rows[best.name])) else []
-    advice = [f"use {best.name}: {speed(best.change)} {reference.name}{_paid_back(reference, best)}"]
+    advice = [f"use {best.name}: {speed(best.change)} as {reference.name}{_paid_back(reference, best)}"]
     advice += [f"as fast within the noise: {', '.join(same)}"] if same else []
     return best.name, advice + caveats
 
@@ -281,7 +275,7 @@ def _memory_advice(reference: VariantResult, rest: Sequence[VariantResult]) -> t
         if _is_equal(v.change):
             return f"{saved} and costs no time beyond the noise"
         if v.change.faster:
-            return f"{saved} and is {speed(v.change)} {reference.name}"
+            return f"{saved} and is {speed(v.change)} as {reference.name}"
         low, high = 100 * (v.change.low - 1), 100 * (v.change.high - 1)
         return f"{saved} for {cost_pct(v):+.0f} % of time [{low:+.0f}, {high:+.0f}]"
 
@@ -329,7 +323,7 @@ def _size_advice(
     chosen = next(v for v in faster if v is best or about_as_fast(v))
     larger = "" if chosen is sizes[-1] else f"; larger ones are not {_WORTH_PCT:.0f} % faster beyond the noise"
     assert chosen.change is not None
-    won = f"per sample {speed(chosen.change)} {reference.name}"
+    won = f"per sample {speed(chosen.change)} as {reference.name}"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]
 
 
@@ -338,7 +332,7 @@ def _communication_saved(
 ) -> list[str]:
 
     def gained(found: Change) -> str:
-        return f"{'' if found.slower or found.faster else 'no faster or slower beyond the noise: '}{speed(found)}"
+        return f"{'' if found.slower or found.faster else 'no faster or slower beyond the noise: '}{speed(found)} as"
 
     lines = []
     for v in rest:
@@ -376,7 +370,7 @@ def _why_none_is_faster(rest: Sequence[VariantResult]) -> str:
         return "nothing else was measured"
 
     def short(v: VariantResult) -> str:
-        return speed_range(v.change) if v.change else "?"
+        return speed(v.change, "x") if v.change else "?"
 
     excluded = [f"{v.name} ({short(v)})" for v in rest if v.out and v.change and v.change.faster]
     if excluded:
