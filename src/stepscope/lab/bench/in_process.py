@@ -4,7 +4,6 @@ Exchanges are collective. Without a process group this process is the only rank.
 """
 
 import gzip
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.lab.bench.measure import measure, record_steps
+from stepscope.lab.bench.measure import elapsed_ms as elapsed_ms, mark, measure, record_steps
 from stepscope.record.memory import NO_DEVICE, bucket_sizes, live_objects, memory_snapshot, storages_of, totals
 from stepscope.record.quick_check import now_ns
 from stepscope.record.rank import initialized_distributed
@@ -97,25 +96,9 @@ def timed_all_reduce(tensor: torch.Tensor, group: Any, label: str) -> tuple[Any,
     """Reduce a tensor inside a labelled range and return marks around it, for `elapsed_ms`."""
     nvtx = torch.cuda.nvtx.range(label) if torch.cuda.is_initialized() else nullcontext()
     with torch.profiler.record_function(label), nvtx:
-        begin = _mark(tensor.device)
+        begin = mark(tensor.device)
         dist.all_reduce(tensor, group=group)
-        return begin, _mark(tensor.device)
-
-
-def elapsed_ms(begin: Any, end: Any) -> float:
-    """Return the time between two marks; waits for the device to pass the second."""
-    if isinstance(begin, float):
-        return 1e3 * (end - begin)
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
-def _mark(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+        return begin, mark(tensor.device)
 
 
 # Exchanges among ranks

@@ -68,30 +68,21 @@ def measure(
 
     `fed` counts the batches of these steps. Memory is None where the device keeps no count of it.
     """
-    cuda = torch.device(device).type == "cuda"
-    marks: list[Any] = []
-
-    def mark() -> None:
-        if cuda:
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-        else:
-            marks.append(perf_counter())
-
-    losses, memory_gb = [], []
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    marks, losses, memory_gb = [], [], []
     for number in range(-warmup_steps, steps):
         if cuda and number == -bool(warmup_steps):
             # The last warm-up step fills the queue again: no measured step waits for its first launches.
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        mark()
+        marks.append(mark(device))
         loss = step()
         if number >= 0:
             losses += [] if loss is None else [loss.detach()]
             memory_gb += [torch.cuda.memory_allocated() / 1e9] if cuda else []
-    mark()
-    wait_for_device(torch.device(device))
-    times_ms = [a.elapsed_time(b) if cuda else 1e3 * (b - a) for a, b in pairwise(marks)]
+    marks.append(mark(device))
+    times_ms = [elapsed_ms(a, b) for a, b in pairwise(marks)]
     samples, tokens = (None, None) if fed is None or not steps else fed.per_step(range(-steps, 0))
     return {
         "warmup_ms": times_ms[:warmup_steps],
@@ -103,6 +94,23 @@ def measure(
         "samples_per_step": samples,
         "tokens_per_step": tokens,
     }
+
+
+def mark(device: torch.device) -> Any:
+    """Return a moment on a device's stream, or on the host, for `elapsed_ms`."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed_ms(begin: Any, end: Any) -> float:
+    """Return the time between two marks; waits for the device to pass the second."""
+    if isinstance(begin, float):
+        return 1e3 * (end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end))
 
 
 def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
