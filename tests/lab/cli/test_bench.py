@@ -67,7 +67,7 @@ def record(variant: str, run: int, step_ms: float) -> dict[str, Any]:
     }
 
 
-TRACED = {"what": "trace", "run": None, "paths": []}
+TRACED: dict[str, Any] = {"what": "trace", "run": None, "paths": []}
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, message: str | None, *, interrupted: bool = False) -> None:

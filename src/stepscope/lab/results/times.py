@@ -60,7 +60,8 @@ def bench_times(samples_ms: Sequence[Sequence[float]], *, warmup_steps: int = 0)
     middle_ms = float(np.median(np.concatenate(runs)))
     low_ms, high_ms = _interval_ms(runs, middle_ms)
     doubts = _doubts(runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)
-    return BenchTimes(*(round(t * NS_PER_MS) for t in (middle_ms, low_ms, high_ms)), tuple(doubts))
+    median, low, high = (round(t * NS_PER_MS) for t in (middle_ms, low_ms, high_ms))
+    return BenchTimes(median, low, high, tuple(doubts))
 
 
 def over(samples_ms: Runs, reference_ms: Runs, *, tests: int = 1) -> Change:
