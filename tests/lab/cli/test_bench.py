@@ -131,7 +131,7 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.lab.bench.results.atomic_write", full)
+    monkeypatch.setattr("stepscope.cli.outputs.atomic_write", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text("old")
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]

@@ -9,13 +9,10 @@ losses are means over ranks. Standard library only.
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.errors import UsageError
-from stepscope.units import json_text
+from stepscope.contract.run_folder import SCHEMA
 
 RESULTS = "results.json"
 # Between `launch` and the processes of the ranks.
@@ -104,15 +101,3 @@ def results(
         "series": list(rows),
         **more,
     }
-
-
-def write_results(document: Record, folder: Path) -> Path:
-    """Return the file, written whole or not at all: a full disk leaves the one before."""
-    path = folder / RESULTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as f:
-            f.write((json_text(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error
-    return path

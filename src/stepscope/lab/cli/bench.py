@@ -37,7 +37,7 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import in_ms
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launched_by
-from stepscope.lab.bench.results import RESULTS, results, write_results
+from stepscope.lab.bench.results import RESULTS, results
 from stepscope.lab.bench.sessions import (
     FITTING,
     MEASURING,
@@ -69,7 +69,7 @@ from stepscope.lab.results.sweeps import (
 from stepscope.lab.results.times import over, scaling
 from stepscope.run.load import load
 from stepscope.run.side_files import step_logs
-from stepscope.units import NS_PER_MS, NS_PER_US, ms
+from stepscope.units import NS_PER_MS, NS_PER_US, json_text, ms
 
 _PLOT = "results.svg"
 _TRACE_STEPS = 5
@@ -229,9 +229,14 @@ def _keep(document: Callable[[Measured], Document], folder: Path) -> Callable[[M
 
     def keep(found: Measured) -> None:
         if (so_far := document(found))["series"]:
-            write_results({**so_far, "complete": False, "message": "still measuring"}, folder)
+            _write({**so_far, "complete": False, "message": "still measuring"}, folder)
 
     return keep
+
+
+def _write(document: Document, folder: Path) -> None:
+    """Write the results whole or not at all: a full disk leaves the file before."""
+    write_output(str(folder / RESULTS), json_text(document, indent=1) + "\n", force=True)
 
 
 def _command_line() -> str:
@@ -239,7 +244,7 @@ def _command_line() -> str:
 
 
 def _answer(args: Args, document: Document, folder: Path) -> None:
-    write_results(document, folder)
+    _write(document, folder)
     sheet = live_sheet(document, name=folder.resolve().name)
     if hasattr(args, "plot"):
         write_output(args.plot or str(folder / _PLOT), sheet_svg(sheet), force=args.force or not args.plot)
