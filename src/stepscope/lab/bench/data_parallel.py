@@ -35,7 +35,7 @@ from stepscope.lab.bench.measure import (
     record_steps,
     wait_for_device,
 )
-from stepscope.lab.bench.rank import Bench
+from stepscope.lab.bench.rank import Bench, gathered
 from stepscope.lab.bench.strategies import DEFAULT_MB, SIZES_MB, search
 from stepscope.lab.bench.training import Training, clear_memory, new_training
 from stepscope.lab.bench.workloads import workload
@@ -69,7 +69,7 @@ def compare(bench: Bench, settings: dict[str, Any]) -> None:
             continue
         measured = _measure_late if "delay_ms" in variant else _measure_run
         samples = measured(bench, settings, variant, run, reference)
-        bench.emit(what="samples", variant=variant["name"], run=run, **job_samples(bench.gathered(samples)))
+        bench.emit(what="samples", variant=variant["name"], run=run, **job_samples(gathered(samples)))
 
 
 def _measure_run(
@@ -148,7 +148,7 @@ def _record_trace(bench: Bench, settings: dict[str, Any], variant: dict[str, Any
         device=bench.device,
     )
     bench.bring_to_rank_0(path, bench.out)
-    bench.emit(what="trace", variant=name, run=None, paths=bench.gathered(str(path.relative_to(bench.out))))
+    bench.emit(what="trace", variant=name, run=None, paths=gathered(str(path.relative_to(bench.out))))
 
 
 def _measure_late(
@@ -277,7 +277,7 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= i < last) for i in range(total)]
     bench.bring_to_rank_0(folder / f"{name}_rank_{bench.rank}_trace.json", folder)
     bench.emit(what="epochs", epochs=epochs)
-    ranks = bench.gathered(training.fed.per_step(range(warmup, total)))
+    ranks = gathered(training.fed.per_step(range(warmup, total)))
     samples, tokens = (None if None in counts else sum(counts) for counts in zip(*ranks, strict=True))
     rates = throughput(epochs, samples=samples, tokens=tokens)
     bench.emit(what="throughput", **rates)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from stepscope.lab.bench.measure import elapsed_ms as elapsed_ms, mark, measure, record_steps
+from stepscope.lab.bench.rank import from_first as from_first, gathered as gathered
 from stepscope.record.memory import NO_DEVICE, bucket_sizes, live_objects, memory_snapshot, storages_of, totals
 from stepscope.record.quick_check import now_ns
 from stepscope.record.rank import initialized_distributed
@@ -110,15 +111,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-def gathered(value: Any) -> list[Any]:
-    """Return every rank's value, on every rank."""
-    if initialized_distributed() is None:
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
 def recorded_traces(step: Callable[[], Any], steps: int) -> list[bytes] | None:
     """Record `steps` calls on every rank and return the compressed traces on rank 0, None on the others."""
     with TemporaryDirectory(prefix="stepscope-") as folder:
@@ -130,15 +122,6 @@ def recorded_traces(step: Callable[[], Any], steps: int) -> list[bytes] | None:
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found, dst=0)
     return found
-
-
-def from_first(value: Any) -> Any:
-    """Return rank 0's value."""
-    if initialized_distributed() is None:
-        return value
-    found = [value]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
 
 
 # Devices and their memory

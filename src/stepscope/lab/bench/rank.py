@@ -35,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError, UsageError, debugging
 from stepscope.lab.bench.results import LAUNCHER_VARIABLE, REFUSED, SAMPLES, SESSION_VARIABLE, STORE_VARIABLE
+from stepscope.record.rank import has_other_ranks
 from stepscope.units import printable
 
 # exit code of a rank whose last record reports why it could not continue
@@ -62,6 +63,24 @@ def run_to_exit_code(name: str, program: Callable[[], int]) -> int:
         return error.exit_code if isinstance(error, StepscopeError) else 2
 
 
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value, on every rank; without a process group this process is the only rank."""
+    if not has_other_ranks():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def from_first(value: Any) -> Any:
+    """Return rank 0's value."""
+    if not has_other_ranks():
+        return value
+    found = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
 @dataclass(frozen=True)
 class Bench:
     """What a job needs of the rank it runs on; `store` connects the ranks of a launcher."""
@@ -78,19 +97,12 @@ class Bench:
         self.stream.write(json.dumps(record) + "\n")
         self.stream.flush()
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Return every rank's value, on every rank."""
-        ranks: list[Any] = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(ranks, value)
-        return ranks
-
     def bring_to_rank_0(self, path: Path, base: Path) -> None:
         """Copy every rank's file below its `base` to rank 0's, where ranks of a launcher share no storage."""
         if self.store is None:
             return
         stat = path.stat()
-        files = self.gathered((str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
+        files = gathered((str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
         wanted = [[rank for rank, file in enumerate(files) if rank and not _same_file(base, *file)]]
         dist.broadcast_object_list(wanted, src=0)
         for rank in wanted[0]:

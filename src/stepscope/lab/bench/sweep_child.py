@@ -30,7 +30,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -38,7 +37,7 @@ from stepscope.errors import UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.implementations import Options, parallel, trainable
 from stepscope.lab.bench.measure import BatchCount, job_samples, measure
-from stepscope.lab.bench.rank import Bench
+from stepscope.lab.bench.rank import Bench, from_first, gathered
 from stepscope.lab.bench.sweeps import next_probe
 from stepscope.lab.bench.training import Training
 from stepscope.lab.bench.workloads import GivenBatches, Synthetic, Workload, workload
@@ -64,7 +63,7 @@ _NO_MEMORY = (
 def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
     """Measure all items; a variant that failed once is not tried again."""
     refused: set[str] = set()
-    settings = _of_rank_0(bench, settings)
+    settings = from_first(settings)
     if settings["items"] and (bench.world_size == 1 or bench.device.type == "cpu"):
         _first_use(settings["spec"], bench.device)  # of the whole model, which may not fit where its shards do
     if settings.get("memory_limit_bytes") and bench.device.type == "cuda":
@@ -91,7 +90,7 @@ def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
 
 def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
     """Try batch sizes until the largest that fits into memory is known: two whole steps each."""
-    settings = _of_rank_0(bench, settings)
+    settings = from_first(settings)
     spec = _spec_of(settings["spec"], {})
     known = {int(size): fits for size, fits in settings["known"].items()}
     if limit := settings.get("memory_limit_bytes"):
@@ -143,17 +142,10 @@ def _refuse_other_sizes(fed: BatchCount, work: Workload, micro_batches: int) -> 
         )
 
 
-def _of_rank_0(bench: Bench, value: Any) -> Any:
-    given = [value]
-    if bench.world_size > 1:
-        dist.broadcast_object_list(given, src=0)
-    return given[0]
-
-
 def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) -> dict[str, Any]:
     if outcome["what"] != "samples":
         bench.give_up(**who, **outcome)
-    return job_samples(bench.gathered(outcome))
+    return job_samples(gathered(outcome))
 
 
 def _step_on(bench: Bench, work: Workload, settings: Mapping[str, Any]) -> "TrainStep | Training":
