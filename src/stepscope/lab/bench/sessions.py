@@ -360,13 +360,13 @@ def collective_times(
     }
 
 
-def available_bytes() -> int | None:
-    """Return the memory that can still be used without swapping."""
+def proc_bytes(path: str, name: str) -> int | None:
+    """Return a size that Linux reports in a file such as /proc/meminfo, None elsewhere."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
 def sweep_document(

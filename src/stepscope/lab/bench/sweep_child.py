@@ -16,7 +16,6 @@ ranks one that cannot continue ends as well, for the others wait for it.
 
 import ctypes
 import dataclasses
-import gc
 import os
 import resource
 import shutil
@@ -38,8 +37,9 @@ from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.implementations import Options, parallel, trainable
 from stepscope.lab.bench.measure import BatchCount, job_samples, measure
 from stepscope.lab.bench.rank import Bench, from_first, gathered
+from stepscope.lab.bench.sessions import proc_bytes
 from stepscope.lab.bench.sweeps import next_probe
-from stepscope.lab.bench.training import Training
+from stepscope.lab.bench.training import Training, free_memory
 from stepscope.lab.bench.workloads import GivenBatches, Synthetic, Workload, workload
 
 # of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare
@@ -49,6 +49,7 @@ _SUMS = 256
 _CHECKED_STEPS = 3
 _FITTING_STEPS = 2  # the optimizer's state is there from the second on
 _HUNG = 3
+_STATUS = "/proc/self/status"
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError, MemoryError)
 _NO_MEMORY = (
     "out of memory",
@@ -85,7 +86,7 @@ def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
                 refused.add(who["variant"])
             if outcome["what"] == "failed" and bench.device.type == "cuda":
                 return  # a failed kernel or capture may leave the device's context unusable: a new process continues
-            _free(bench.device)
+            free_memory(bench.device)
 
 
 def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
     if limit := settings.get("memory_limit_bytes"):
         _try_size(bench, dataclasses.replace(spec, batch_size=1))  # threads and buffers that all sizes need
         # What an allocator has mapped ahead is not counted again when it is used: see `NOTHING_IN_RESERVE`.
-        most = (_status_bytes("VmData") or 0) + limit
+        most = (proc_bytes(_STATUS, "VmData") or 0) + limit
         with suppress(ValueError):  # the system's own limit is lower
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     while (size := next_probe(known, start=settings["start"], limit=settings["most"])) is not None:
@@ -104,7 +105,7 @@ def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
         with _at_most(settings["item_limit_s"], bench, batch_size=size):
             reason, step_ms = _try_size(bench, dataclasses.replace(spec, batch_size=size))
         peak_gb = torch.cuda.max_memory_allocated() / 1e9 if bench.device.type == "cuda" and not reason else None
-        _free(bench.device)
+        free_memory(bench.device)
         known[size] = reason is None
         bench.emit(what="probe", batch_size=size, fits=known[size], reason=reason, peak_gb=peak_gb, step_ms=step_ms)
 
@@ -187,15 +188,6 @@ def refusal(error: BaseException) -> dict[str, Any]:
     return {"what": "out_of_memory" if memory else "failed", "reason": f"{type(error).__name__}: {lines[0][:300]}"}
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def _spec_of(given: Mapping[str, Any], variant: Mapping[str, Any]) -> WorkloadSpec:
     options = {**given.get("options", {}), **variant.get("options", {})}
     return WorkloadSpec(**{**given, **variant.get("spec", {}), "options": options})
@@ -207,7 +199,7 @@ def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
         closing(TrainStep(workload(_spec_of({**spec, "batch_size": 1}, {}), device), {})) as training,
     ):
         training.step()
-    _free(device)
+    free_memory(device)
 
 
 def _outcome(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +230,7 @@ def _measure_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) 
             training.step, warmup_steps=min(settings["warmup_steps"], most), steps=min(settings["steps"], most),
             device=device, fed=training.fed,
         )  # fmt: skip
-    peak_bytes = _status_bytes("VmHWM") if cpu else None
+    peak_bytes = proc_bytes(_STATUS, "VmHWM") if cpu else None
     return {
         "what": "samples",
         **samples,
@@ -273,7 +265,7 @@ def _halves(bench: Bench, spec: WorkloadSpec, parts: int) -> dict[str, Any]:
     with closing(_step_on(bench, work, {"accumulation": parts})) as training:
         found = check_first_steps(training, work)
     del training, work  # the whole batch may need all of the memory
-    _free(bench.device)
+    free_memory(bench.device)
     return found
 
 
@@ -315,15 +307,7 @@ def _reset_peak() -> int | None:
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError):  # another system, another C library
         return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(name: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return proc_bytes(_STATUS, "VmRSS")
 
 
 @dataclass(frozen=True)

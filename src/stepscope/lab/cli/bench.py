@@ -47,10 +47,10 @@ from stepscope.lab.bench.sessions import (
     Method,
     Progress,
     Sessions,
-    available_bytes,
     compared_row,
     fitting_sizes,
     in_rounds,
+    proc_bytes,
     run_sweep,
     run_trials,
     sweep_document,
@@ -637,7 +637,7 @@ def _memory_limit(args: Args) -> int | None:
         return None
     if args.memory_limit:
         return int(args.memory_limit)
-    free = available_bytes()
+    free = proc_bytes("/proc/meminfo", "MemAvailable")
     if free is None:
         raise UsageError("free memory is unknown on this system; give --memory-limit")
     return free // 2 // args.world_size
