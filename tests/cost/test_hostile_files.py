@@ -15,11 +15,7 @@ from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.cost.chips import load_chips
 from stepscope.errors import StepscopeError
 from stepscope.lab.bench.config import read_config
-from stepscope.lab.predict import (
-    model_flops,
-    model_memory as memory,
-    model_shape as model_parameters,
-)
+from stepscope.lab.predict import model_memory as memory, model_shape
 from stepscope.lab.predict.calibrate import calibration_json
 from stepscope.lab.predict.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
 from stepscope.lab.predict.model_shape import transformer_from_config
@@ -121,7 +117,7 @@ def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> 
         read_config(tmp_path / "config.yaml")
 
 
-MODULES = [alpha_beta, collectives, memory, model_flops, model_parameters, operators]
+MODULES = [alpha_beta, collectives, memory, model_shape, operators]
 
 
 @pytest.mark.parametrize("module", MODULES)

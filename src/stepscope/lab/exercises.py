@@ -72,11 +72,11 @@ def count_flops_per_token(config: Any) -> int:
     `config` has `hidden_dim`, `num_layers`, `num_heads`, `vocab_size` and `seq_len`, or Transformers' names for them.
     Training is three times as much.
     """
-    from stepscope.lab.predict.model_flops import Transformer, forward_flops_per_token
+    from stepscope.lab.predict.model_shape import Transformer, forward_flops_per_token
 
     sizes: dict[str, Any] = {part: _size(config, *names) for part, names in _NAMES.items()}
     model = Transformer(**sizes, mlp_width=4 * sizes["d_model"])
-    return forward_flops_per_token(model, seq_len=_size(config, "seq_len", "max_position_embeddings")).total
+    return forward_flops_per_token(model, seq_len=_size(config, "seq_len", "max_position_embeddings"))["total"]
 
 
 def _size(config: Any, *names: str) -> int:
@@ -116,12 +116,13 @@ def plot_calibration(results: dict[str, Any], path: str | Path = "alpha_beta_cal
     from stepscope.contract.run_folder import atomic_write
     from stepscope.lab.predict.calibrate import calibrate
     from stepscope.lab.predict.measured_collectives import Point
-    from stepscope.lab.report.svg import calibration_svg
+    from stepscope.lab.report.sheets import calibration_sheet
+    from stepscope.lab.report.svg import sheet_svg
 
     world = results["world_size"]
     points = [Point("all_reduce", world, m["size"], 1e9 * m["time"]) for m in results["measurements"]]
     with atomic_write(path) as f:
-        f.write(calibration_svg(calibrate(points)).encode())
+        f.write(sheet_svg(calibration_sheet(calibrate(points))).encode())
     return Path(path)
 
 

@@ -25,7 +25,7 @@ from stepscope.contract.collectives import bus_factor, ring_steps
 from stepscope.contract.lateness import late_ranks, lateness
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns
-from stepscope.lab.predict.model_flops import utilisation
+from stepscope.lab.predict.model_shape import utilisation
 from stepscope.record.rank import initialized_distributed, place_by_variables
 from stepscope.units import readable_bytes
 

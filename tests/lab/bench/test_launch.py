@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.errors import UsageError
-from stepscope.lab.bench import rank as rank_process
+from stepscope.lab.bench import launch as launcher, rank as rank_process
 from stepscope.lab.bench.launch import launch, launched_by, records_of
 from stepscope.run.load import load
 
@@ -97,6 +98,26 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_measured(tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     interrupted, message, count = json.loads(process.communicate(timeout=HANG_S)[0])
     assert interrupted and "Ctrl-C" in message and count == 2
+
+
+def test_a_second_ctrl_c_while_the_ranks_end_leaves_none_running() -> None:
+    class Stubborn:
+        killed = False
+
+        def poll(self) -> None: ...
+
+        def terminate(self) -> None: ...
+
+        def wait(self, timeout: float | None = None) -> None:
+            if not self.killed:
+                raise KeyboardInterrupt
+
+        def kill(self) -> None:
+            self.killed = True
+
+    ranks = [SimpleNamespace(process=Stubborn(), ended_by_us=False) for _ in range(2)]
+    launcher._end(ranks)  # type: ignore[arg-type]
+    assert all(rank.process.killed and rank.ended_by_us for rank in ranks)
 
 
 SMALL = [

@@ -10,12 +10,17 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.errors import UsageError
+from stepscope.lab.bench import sessions
 from stepscope.lab.bench.launch import LauncherPlace, LaunchResult
-from stepscope.lab.cli import bench, bench as bench_session
+from stepscope.lab.cli import bench
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["bench", *words]) == 2
+    try:
+        code = main(["bench", *words])
+    except SystemExit as stopped:  # an argument that the parser refuses
+        code = int(stopped.code or 0)
+    assert code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     return lines[0]
@@ -48,10 +53,10 @@ def test_existing_results_are_not_overwritten(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "results.json").read_text() == "{}"
 
 
-def record(series: str, run: int, step_ms: float) -> dict[str, Any]:
+def record(variant: str, run: int, step_ms: float) -> dict[str, Any]:
     return {
         "what": "samples",
-        "series": series,
+        "variant": variant,
         "run": run,
         "warmup_ms": [step_ms],
         "step_ms": [step_ms] * 30,
@@ -62,14 +67,17 @@ def record(series: str, run: int, step_ms: float) -> dict[str, Any]:
     }
 
 
+TRACED: dict[str, Any] = {"what": "trace", "run": None, "paths": []}
+
+
 def ended(monkeypatch: pytest.MonkeyPatch, message: str | None, *, interrupted: bool = False) -> None:
-    """Let the ranks end with this message after the first run of `ddp` and, on one rank only, of `pytorch_ddp`."""
-    records = ([record("ddp", 0, 20.0), record("pytorch_ddp", 0, 10.0)], [record("ddp", 0, 22.0)])
+    """Let the ranks end with this message after the first run of `ddp`, while `pytorch_ddp` is measured."""
+    records = ([record("ddp", 0, 21.0), {"what": "begin", "variant": "pytorch_ddp", "run": 0}],)
 
     def launch(*_: Any, **__: Any) -> LaunchResult:
         return LaunchResult((0, 0), records, message, interrupted)
 
-    monkeypatch.setattr(bench_session, "launch", launch)
+    monkeypatch.setattr(sessions, "launch", launch)
 
 
 @pytest.mark.parametrize(("interrupted", "code"), [(False, 3), (True, 130)])
@@ -81,7 +89,7 @@ def test_partial_results_are_written_with_the_reason(
     assert main(words) == code
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert not found["complete"] and found["message"] == "rank 1 was killed by signal 9"
-    assert [row["name"] for row in found["series"]] == ["ddp"]  # the other run lacks a rank
+    assert [row["name"] for row in found["series"]] == ["ddp"]
     assert found["series"][0]["samples_ms"] == [[21.0] * 30]
     shown = capsys.readouterr()
     assert "partial result: rank 1 was killed" in shown.err and "21.0 ms" in shown.out
@@ -94,11 +102,12 @@ def test_progress_is_shown_before_the_first_run_ends(
 
     def launch(*_: Any, on_record: Any, **__: Any) -> LaunchResult:
         shown.append(capsys.readouterr().err)
-        on_record({"what": "begin", "series": "ddp", "run": 0})
+        on_record({"what": "begin", "variant": "ddp", "run": 0})
         shown.append(capsys.readouterr().err)
-        return LaunchResult((0, 0), ([record("ddp", 0, 20.0)], [record("ddp", 0, 22.0)]), None, False)
+        done = [*(record("ddp", run, 20.0) for run in range(3)), {**record("ddp", 0, 0), **TRACED}]
+        return LaunchResult((0, 0), (done,), None, False)
 
-    monkeypatch.setattr(bench_session, "launch", launch)
+    monkeypatch.setattr(sessions, "launch", launch)
     assert main(["bench", "ddp", "--implementations", "ddp", "--runs", "3", "--out", str(tmp_path / "out")]) == 0
     assert "starting 2 ranks" in shown[0] and "1 of 4: ddp" in shown[1]
 
@@ -109,7 +118,7 @@ def test_nothing_measured_is_an_error_with_the_reason(
     def launch(*_: Any, **__: Any) -> LaunchResult:
         return LaunchResult((2,), ([],), "8 NCCL ranks need 8 devices, and there are 1", False)
 
-    monkeypatch.setattr(bench_session, "launch", launch)
+    monkeypatch.setattr(sessions, "launch", launch)
     assert main(["bench", "ddp", "--out", str(tmp_path / "out")]) == 2
     assert "need 8 devices" in capsys.readouterr().err
 
@@ -122,7 +131,7 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.lab.bench.results.atomic_write", full)
+    monkeypatch.setattr("stepscope.cli.outputs.atomic_write", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text("old")
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]

@@ -124,11 +124,11 @@ def row(mode: str, ranks: int, ms: float) -> dict[str, Any]:
 
 def test_efficiency_of_strong_and_weak_scaling() -> None:
     found = scaling([row("strong", 1, 100), row("strong", 4, 31.25), row("weak", 1, 100), row("weak", 4, 125)])
-    by = {(s.mode, s.world_size): s for s in found}
-    assert by["strong", 4].efficiency == pytest.approx(0.8, rel=0.02)
-    assert by["strong", 4].speedup == pytest.approx(3.2, rel=0.02)
-    assert by["weak", 4].efficiency == pytest.approx(0.8, rel=0.02)
-    assert by["weak", 4].low <= 0.8 <= by["weak", 4].high
+    by = {(s["mode"], s["world_size"]): s for s in found}
+    assert by["strong", 4]["efficiency"] == pytest.approx(0.8, rel=0.02)
+    assert by["strong", 4]["speedup"] == pytest.approx(3.2, rel=0.02)
+    assert by["weak", 4]["efficiency"] == pytest.approx(0.8, rel=0.02)
+    assert by["weak", 4]["low"] <= 0.8 <= by["weak", 4]["high"]
 
 
 def log(rank: int, own_ms: float, step_ms: float, *, sigma: float = 0.01, steps: int = 60) -> StepLog:

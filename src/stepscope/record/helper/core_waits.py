@@ -52,7 +52,7 @@ class CoreWaits:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel without these counts, or the thread has ended
             return
-        waits = []
+        waits: list[tuple[int, int, int]] = []
         try:
             since_ns = at_ns = time.time_ns()
             waited_ns = _waited_ns(file)

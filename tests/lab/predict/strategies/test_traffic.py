@@ -12,9 +12,8 @@ from tests.two_ranks import two_ranks
 from stepscope.contract.collectives import op_name
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, ring_ns
-from stepscope.lab.predict.model_flops import Experts, Transformer
 from stepscope.lab.predict.model_memory import Batch
-from stepscope.lab.predict.model_shape import Layout, Precision, Sharding, parameters
+from stepscope.lab.predict.model_shape import Experts, Layout, Precision, Sharding, Transformer, parameters
 from stepscope.lab.predict.strategy_cost import CommunicationProfiler, strategy_traffic
 
 MODEL = Transformer(layers=8, d_model=512, heads=8, vocab=8192, mlp_width=2048)

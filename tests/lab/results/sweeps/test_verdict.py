@@ -233,26 +233,26 @@ def runs(variants: list[VariantResult], *, spread: float = 0.005) -> dict[str, l
 def test_small_model_gets_ddp() -> None:
     variants = [measured("ddp", 48.0, 4.0), measured("zero2", 50.0, 3.0), measured("zero3", 60.0, 2.0)]
     found = recommendation(variants, runs(variants), limit_gb=80.0)
-    assert found and (found.series, found.against) == ("ddp", "zero2")
-    assert found.time_over_high and found.time_over_high < 1 and not found.no_difference
-    assert found.reason == "the simplest; nothing is clearly faster"
+    assert found and (found["series"], found["against"]) == ("ddp", "zero2")
+    assert found["time_over_high"] and found["time_over_high"] < 1 and not found["no_difference"]
+    assert found["reason"] == "the simplest; nothing is clearly faster"
     assert strategy_sentences(found, variants)[-1] == "it takes 4.0 GB of 80.0 GB a rank; least: zero3 with 2.0 GB"
 
 
 def test_clearly_faster_one_is_taken_with_its_margin_over_the_simplest() -> None:
     variants = [measured("ddp", 100.0, 4.0), measured("ddp-bf16", 50.0, 3.0), measured("zero1-bf16", 55.0, 3.0)]
     found = recommendation(variants, runs(variants), limit_gb=80.0)
-    assert found and (found.series, found.against) == ("ddp-bf16", "ddp")
-    assert found.time_over == pytest.approx(0.5, rel=0.02)
-    assert found.reason == "clearly faster than ddp, the simplest that can"
+    assert found and (found["series"], found["against"]) == ("ddp-bf16", "ddp")
+    assert found["time_over"] == pytest.approx(0.5, rel=0.02)
+    assert found["reason"] == "clearly faster than ddp, the simplest that can"
 
 
 def test_simpler_one_with_a_shorter_step_is_taken_though_its_runs_differ() -> None:
     variants = [measured("zero2", 773.0, 4.0), measured("zero2-bf16", 400.0, 3.0), measured("zero3-bf16", 614.0, 2.0)]
     timed = {**runs(variants), "zero2-bf16": [[300.0] * 8, [500.0] * 8]}
     found = recommendation(variants, timed, limit_gb=None)
-    assert found and (found.series, found.against) == ("zero2-bf16", "zero3-bf16")
-    assert "simpler than zero3-bf16 and its step is shorter" in found.reason
+    assert found and (found["series"], found["against"]) == ("zero2-bf16", "zero3-bf16")
+    assert "simpler than zero3-bf16 and its step is shorter" in found["reason"]
 
 
 def test_large_model_gets_what_fits() -> None:
@@ -263,9 +263,9 @@ def test_large_model_gets_what_fits() -> None:
         measured("zero3", 400.0, 24.0),
     ]
     found = recommendation(variants, runs(variants), limit_gb=40.0)
-    assert found and found.series == "zero2"  # ZeRO-1 runs, with 97 % of the memory
-    assert found.excluded["ddp"].startswith("out of memory") and "95 %" in found.excluded["zero1"]
-    assert found.reason == "ddp and zero1 cannot be used; the simplest that can; nothing is clearly faster"
+    assert found and found["series"] == "zero2"  # ZeRO-1 runs, with 97 % of the memory
+    assert found["excluded"]["ddp"].startswith("out of memory") and "95 %" in found["excluded"]["zero1"]
+    assert found["reason"] == "ddp and zero1 cannot be used; the simplest that can; nothing is clearly faster"
     assert "zero1 is out: it takes 39.0 GB" in strategy_sentences(found, variants)[-1]
 
 
@@ -273,4 +273,4 @@ def test_other_results_are_never_recommended() -> None:
     other = Agreement(False, "rounded", 0.5, 0.1)
     variants = [measured("ddp", 100.0, 4.0), measured("zero3-bf16", 20.0, 2.0, agreement=other)]
     found = recommendation(variants, runs(variants), limit_gb=None)
-    assert found and found.series == "ddp" and "results differ" in found.excluded["zero3-bf16"]
+    assert found and found["series"] == "ddp" and "results differ" in found["excluded"]["zero3-bf16"]
