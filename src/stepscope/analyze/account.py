@@ -48,10 +48,9 @@ from stepscope.errors import DEBUG, InputError, StepscopeError, UsageError, debu
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run, each_rank
-from stepscope.run.rank import rank_ranges
 from stepscope.stats.robust import MIN_SAMPLES, quantiles, slow_start
 from stepscope.trace.table import Int64s
-from stepscope.units import NS_PER_MS, NS_PER_S, ns_of_ms, printable
+from stepscope.units import NS_PER_MS, NS_PER_S, ns_of_ms, printable, rank_ranges
 
 if TYPE_CHECKING:
     from stepscope.analyze.owner_costs import CodeCosts, Floats, OwnerSums, Path

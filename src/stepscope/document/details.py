@@ -139,7 +139,6 @@ def _what_if(account: Account, diagnosis: Diagnosis) -> dict[str, Any] | None:
     return {
         "step_ms": ms(made.step_ns),
         "findings": list(made.findings),
-        "has_pairs": made.has_pairs,
         "states": [
             {"fixes": list(s.fixes), "saving_ms": ms(s.saving_ns), "path": {k: ms(v) for k, v in s.path_ns.items()}}
             for s in made.states

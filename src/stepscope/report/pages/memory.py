@@ -33,7 +33,6 @@ def memory_sheet(document: Document, *, rank: int | None = None) -> Sheet:
             ("measured", "bytes", "measured_bytes"),
             ("formula", "bytes", "predicted_bytes"),
         ),
-        *_what_ifs(document["what_ifs"]),
     ]
     names = [one["path"] for one in document["snapshots"]]
     title = document["run"] or (names[0] if names else "memory")
@@ -173,27 +172,6 @@ def _snapshot(one: Document, *, most: int) -> list[Section]:
 
 def _sizes(what: str, sizes: Sequence[int]) -> list[str]:
     return [f"{what}: {', '.join(map(readable_bytes, sizes[-_MAX_SIZES:]))}."] if sizes else []
-
-
-# What-ifs
-
-
-def _what_ifs(answers: Sequence[Document]) -> list[Section]:
-    notes = [line for one in answers for line in (*one["notes"], *dict.fromkeys(one["reasons"].values()))]
-    found = section_of(
-        "what-if",
-        "Peak with changes",
-        "By formulas on measured sizes.",
-        answers,
-        ("change", "text", "change"),
-        ("peak now", "bytes", "measured_bytes"),
-        ("at least", "bytes", "peak_low_bytes"),
-        ("at most", "bytes", "peak_high_bytes"),
-        ("time, at least", "signed_ms", "extra_low_ms"),
-        ("time, at most", "signed_ms", "extra_high_ms"),
-        ("in", "text", "phase"),
-    )
-    return [Section(s.id, s.title, (*s.lines, *dict.fromkeys(notes)), None, s.table) for s in found]
 
 
 def _drawn(name: str, *given: Any) -> Callable[[], "Drawing | None"]:
