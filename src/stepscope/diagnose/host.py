@@ -237,7 +237,11 @@ def _more_work(account: Account) -> Iterator[Match]:
         ),
         cost_ns=unnamed,
         facts={"pct": f"{100 * often:.0f}"},
-        evidence=(evidence_ms("device time of such a step beyond an ordinary one", median(more), "median rank"),),
+        evidence=(
+            evidence_ms(
+                "device time of such a step beyond an ordinary one", median(more), "median rank", of_step=False
+            ),
+        ),
         where=rare_places(account, replay),
         on_device=True,
     )
@@ -398,8 +402,11 @@ def _growing(account: Account) -> Iterator[Match]:
     without_core = 0.0 if has_device(account) else no_core_share(account.run.logs) or 0.0
     spent = share * (1 - without_core) * account.step.step_ns
     place = f"{most.line[0]}:{most.line[1]}" if most.line else most.region.replace("_", " ")
-    evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
-    evidence.append(evidence_ms("in the last third, at the machine's speed in the first", most.late_ns))
+    times = {
+        "median step in the first third of the run": most.early_ns,
+        "in the last third, at the machine's speed in the first": most.late_ns,
+    }
+    evidence = [evidence_ms(what, ns, of_step=False) for what, ns in times.items()]
     if most.line:
         evidence.append(
             evidence_ms("of it in the line, per step", min(most.line_ns, most.late_ns - most.early_ns), place)

@@ -498,6 +498,10 @@ def finding_rows(diagnosis: Diagnosis) -> list[Row]:
             docs=f"docs/findings/{f.id}.md",
             where=[{**asdict(w), "share": round(w.share, 4)} for w in f.where],
             shows=dict(FAULTS[f.id].shows),
+            evidence=[
+                {name: value for name, value in asdict(one).items() if name != "of_step" or not value}
+                for one in f.evidence
+            ],
         )
         for f in diagnosis.findings
     ]

@@ -11,7 +11,7 @@ Waits for something else (a sleep, a disk) are shortened as well: which part of 
 What a device computes needs no core, so runs with a device keep their times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ def on_core_time(
     alone = len(logs) == 1 and len(ranks) == 1 and logs[0].header.get("world_size", 1) == 1
     factors = [_factors(log, 1 - share, of_window, each=alone) for log in logs]
     of_step = dict(zip(logs[0].step.tolist(), factors[0].tolist(), strict=True)) if alone else {}
-    since_ns = min((int(rank.trace["ts_ns"].min(initial=1 << 62)) for rank in ranks), default=0)
+    moments = [rank.trace["ts_ns"] for rank in ranks]
+    since_ns = min((int(at[at != NONE_NS].min(initial=1 << 62)) for at in moments), default=0)
     changed = tuple(_slower(log, factor) for log, factor in zip(logs, factors, strict=True))
     step = unprofiled_step(changed)
     described = {**description, "unprofiled_step_ms": ms(step.median_ns) if step is not None else None}
@@ -99,15 +100,21 @@ def _on_clock(rank: Rank, of_step: dict[int, float], otherwise: float, since_ns:
         return edges[0] + np.rint(before[place] + (moment - edges[place]) * slopes[place]).astype(np.int64)
 
     trace, c = rank.trace, rank.collectives
-    start = at(trace["ts_ns"])
-    columns = {**trace.columns, "ts_ns": start, "dur_ns": at(trace["ts_ns"] + trace["dur_ns"]) - start}
-    issue = np.where(c.issue_ns == NONE_NS, NONE_NS, at(c.issue_ns))
+    began, lasted = trace["ts_ns"], trace["dur_ns"]
+    start, end = (_known(at, moment, began) for moment in (began, began + lasted))
+    columns = {**trace.columns, "ts_ns": start, "dur_ns": np.where(lasted == NONE_NS, NONE_NS, end - start)}
+    issue = _known(at, c.issue_ns, c.issue_ns)
     return replace(
         rank,
         trace=replace(trace, columns=columns),
         steps=replace(steps, start_ns=at(steps.start_ns), end_ns=at(steps.end_ns)),
         collectives=replace(c, start_ns=at(c.start_ns), end_ns=at(c.end_ns), issue_ns=issue),
     )
+
+
+def _known(at: Callable[[Int64s], Int64s], moment: Int64s, known: Int64s) -> Int64s:
+    """Return moments on another clock, NONE_NS where there is none."""
+    return np.where(known == NONE_NS, NONE_NS, at(moment))
 
 
 def core_wait_ns(logs: Sequence[StepLog], step_ns: float, lost: float) -> float | None:
