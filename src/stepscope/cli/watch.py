@@ -113,7 +113,6 @@ class WatchedJob:
         peak_tflops: float | None = None,
         trigger: int | None = None,
     ) -> None:
-        from stepscope.analyze.live import GivenNumbers
         from stepscope.run.running import RunningJob
 
         self.folder = newest_attempt(given)
@@ -123,7 +122,7 @@ class WatchedJob:
         self.said: deque[str] = deque(maxlen=40)
         self._news: list[str] = []
         self.alarms = Alarms()
-        self._given = GivenNumbers(flops_per_step, peak_tflops)
+        self._given = {"flops_per_step": flops_per_step, "peak_tflops": peak_tflops}
         self._trigger = trigger
         self._job = RunningJob(self.folder)
         self._over_since_s: float | None = None
@@ -136,7 +135,7 @@ class WatchedJob:
         running = self._job.look()
         if not running.ranks:
             raise InputError(f"{self.folder}: no step log is there; give the run folder that stepscope record named")
-        self.picture = picture_of(running, self._given)
+        self.picture = picture_of(running, **self._given)
         self._update_alarms()
         self._update_stalls(running)
         self.is_over = running.is_over

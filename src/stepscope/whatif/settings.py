@@ -42,7 +42,6 @@ from stepscope.analyze.replay.removal import (
     Part,
     Prediction,
     claimed_ns,
-    critical_path,
     part_of,
     predict,
     taken_out,
@@ -52,7 +51,7 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
-from stepscope.diagnose.findings import KINDS, Diagnosis
+from stepscope.diagnose.findings import KINDS
 from stepscope.errors import InputError, InvalidValueError, UnknownNameError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.trace.table import EventKind
@@ -482,63 +481,3 @@ def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
         return []
     scaled = " (savings are scaled to it)" if off > 0 else ""
     return [f"the replay is {100 * off:+.0f} % off the measured step{scaled}: trust the direction, not the number"]
-
-
-# Switches: the step with any one of the first fixes, precomputed.
-
-
-@dataclass(frozen=True)
-class SwitchedStep:
-    """The step with some fixes made."""
-
-    #: indices into the findings
-    fixes: tuple[int, ...]
-    saving_ns: float
-    #: what the step consists of along its critical path, in order; sums to the predicted step
-    path_ns: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Switches:
-    """The unchanged step, and with each fix."""
-
-    step_ns: float
-    #: which findings have a switch
-    findings: tuple[int, ...]
-    #: nothing made, then one fix each
-    states: tuple[SwitchedStep, ...]
-
-
-def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
-    """Return what each of the first fixes leaves of the step, None where nothing can be replayed or fixed."""
-    replay = account.owned_replay
-    if replay is None or account.step is None or not account.step.step_ns:
-        return None
-    step_ns = account.step.step_ns
-    saves = [i for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0 and _can(diagnosis.fixes[i])][:8]
-    if not saves:
-        return None
-    states = [SwitchedStep((), 0.0, _path(replay, step_ns))]
-    for i in saves:
-        alone_ns = diagnosis.findings[i].alone_ns
-        states.append(SwitchedStep((i,), alone_ns, _path(_changed(replay, diagnosis.fixes[i]), step_ns - alone_ns)))
-    return Switches(step_ns, tuple(saves), tuple(states))
-
-
-def _can(fix: Fix) -> bool:
-    return fix.change is not None or fix.formula_ns > 0
-
-
-def _changed(replay: Replay, fix: Fix) -> Replay:
-    if fix.change is None:
-        return replay
-    try:
-        return fix.change(replay)
-    except CircularWaits:
-        return replay
-
-
-def _path(replay: Replay, step_ns: float) -> dict[str, float]:
-    found = critical_path(replay)
-    scale = step_ns / found.ns_per_step if found.ns_per_step else 0.0
-    return {what: ns * scale for what, ns in sorted(found.what_ns.items(), key=lambda one: -one[1])}
