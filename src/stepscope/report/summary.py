@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 from stepscope.contract.names import CAUSES, PARTS, shown_parts
-from stepscope.document.other_tools import nccl_facts
 from stepscope.document.sentence import (
     capital,
     fact_text,
@@ -628,7 +627,11 @@ def _next(view: _View) -> list[Row]:
 
 def _nccl_line(view: _View) -> list[Row]:
     """Return NCCL's version, algorithms and warnings as one row; -v shows the rest."""
-    facts = nccl_facts(view.document.get("nccl") or ())
+    if not (logs := view.document.get("nccl")):
+        return []
+    from stepscope.document.other_tools import nccl_facts
+
+    facts = nccl_facts(logs)
     told = [fact for fact in facts if fact.startswith(("NCCL ", "algorithms", "warning"))]
     return [((cut(f" {printable('; '.join(told), width=400)}", view.width), "dim"),)] if told else []
 
