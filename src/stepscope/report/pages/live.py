@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.records import Row
-from stepscope.report.sheet import Document, Section, Sheet, Value, table_of
+from stepscope.report.sheet import Document, Section, Sheet, table_of
 from stepscope.units import ms, printable, readable_bytes
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ def _region(name: str) -> str:
     return _SHORT.get(name, printable(name, width=40))
 
 
-def _memory(rank: Document) -> Value:
-    return rank["device_bytes"] or rank["host_bytes"]
+def _memory(rank: Document) -> int | None:
+    size_bytes: int | None = rank["device_bytes"] or rank["host_bytes"]
+    return size_bytes
 
 
 def _bars(times: dict[int, list[int]]) -> dict[int, str]:
