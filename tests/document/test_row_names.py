@@ -39,7 +39,7 @@ def declared(trees: list[ast.Module]) -> set[str]:
             case ast.keyword(arg=str(name)) | ast.arg(arg=name):
                 names.add(name)
             case ast.Dict(keys=keys):
-                names |= {key.value for key in keys if isinstance(key, ast.Constant)}
+                names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     return names
 
 

@@ -102,8 +102,9 @@ def _held(
     from stepscope.analyze.memory import rank_curves, snapshot_curves
 
     wanted = rank if rank is not None or account is None or account.memory is None else account.memory.fullest_rank
-    for one, passes in zip(account.run.ranks, account.strategy.passes, strict=True) if account else ():
-        if one.rank == wanted and (curves := rank_curves(account.run, one, passes)) is not None:
+    ranks = zip(account.run.ranks, account.strategy.passes, strict=True) if account else ()
+    for one, passes in ranks:
+        if account and one.rank == wanted and (curves := rank_curves(account.run, one, passes)) is not None:
             return one.rank, curves
     if shown := _fullest_first(snapshots, rank):
         fullest, view = shown[0]
