@@ -186,7 +186,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     assert "too many links" in str(why_no_folder(tmp_path / "a" / "x"))
 
 
-IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/export.py", "cli/view.py", "lab/toolkit.py"}
+IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/view.py", "lab/toolkit.py"}
 """which write into a temporary folder that they have just made"""
 
 

@@ -31,8 +31,7 @@ from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Conclusion, Diagnosis, conclude, diagnose
 from stepscope.document.report import CodeView, code_view, report_json
 from stepscope.document.rows import TABLES
-from stepscope.errors import InputError, UsageError
-from stepscope.records import Row
+from stepscope.errors import UsageError
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.compare import side_by_side
 from stepscope.report.html.page import render_html
@@ -47,7 +46,6 @@ from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.table import Table
 from stepscope.units import json_text, printable
-from stepscope.whatif.memory import memory_job, memory_of, memory_what_if
 from stepscope.whatif.settings import Answer, what_if
 
 PathLike = str | os.PathLike[str]
@@ -163,17 +161,6 @@ class Analysis(Plots):
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
         return what_if(self.account, settings)
-
-    def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[Row, ...]:
-        """Return the peak of a rank (the fullest by default) with each change alone: `"checkpointing"`, `"zero=2"`,
-        `"offload=optimizer"`, `"batch=2x"`; estimated from measured sizes.
-        """
-        found = memory_of(self.account, rank)
-        if found is None:
-            raise InputError("memory of that rank was not recorded; record with `stepscope record --memory`")
-        one, moments = found
-        job = memory_job(self.account, one)
-        return tuple(memory_what_if(change, moments, job) for change in changes)
 
     def without(self, *owners: str, scale: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Answer:
         """Return the step without lines (`"train.py:42"`) or modules (`"module:layers.*.bn"`) of the user's code.

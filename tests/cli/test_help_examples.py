@@ -96,7 +96,7 @@ NOT_HERE = {"profile.sqlite", "rank3.ncu-rep", "logs/*.csv"}
 def is_run_here(words: list[str]) -> bool:
     """Return whether an example needs neither a job, nor a reader, nor another tool's file."""
     starts = words[0] in JOBS | RUNNING | SERVES or "--" in words or {"--backend", "--tables"} & set(words)
-    elsewhere = {"--mlflow", "--wandb"} & set(words) or any("://" in word for word in words)
+    elsewhere = any("://" in word for word in words)
     return not starts and not elsewhere and not NOT_HERE & set(words) and words not in WITHOUT_FILES
 
 

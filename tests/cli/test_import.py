@@ -216,4 +216,4 @@ def test_log_of_nccl_next_to_traces_is_on_the_terminal(tmp_path: Path, capsys: p
     short = capsys.readouterr().out
     assert "logs of 1 of 4 ranks; algorithms: RING/SIMPLE" in short and short.count("\n") <= 25
     assert main(["report", str(run), "-v"]) == 0
-    assert "all_reduce of 4.2 MB" in capsys.readouterr().out
+    assert "all_reduce  4.2 MB" in capsys.readouterr().out

@@ -99,7 +99,7 @@ READING: Calls = [
     ),
     ("compare", {"a": ["before"], "b": ["after"], "fail_on": ["step_ms>5%"]}),
     ("compare", {"a": ["before", "before"], "b": ["after", "after"]}),
-    ("memory", {"run": "snapshot.pickle.gz", "what_if": ["batch=2x"]}),
+    ("memory", {"run": "snapshot.pickle.gz"}),
     ("hang", {"dumps": "dumps"}),
 ]
 OUR_OWN = {"full_bytes", "omitted"}

@@ -440,3 +440,24 @@ def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel:
     first = next(f for f in found["findings"] if f["id"] == "precision")
     assert first["title"] == f"Matrix products run in {title}"
     assert ("set_float32_matmul_precision" in first["remedy"]) == least
+
+
+def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path: Path) -> None:
+    r, at = RankTrace(), 0.0
+    lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1}]
+    for n in range(120):
+        took = {"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0}
+        begin, at = at, at + sum(took.values())
+        if n in range(4, 8):
+            r.step(n, 1e3 * begin, 1e3 * at)
+            r.ran("aten::mm", 1e3 * begin, 1e3 * at)
+        times = {"start_ns": int(1e6 * begin), "end_ns": int(1e6 * at), "dur_ns": int(1e6 * (at - begin))}
+        regions = {name: {"ns": int(1e6 * ms), "n": 1} for name, ms in took.items()}
+        profiled = {"profiled": n in range(4, 8), "phase": "after", "device_ns": None}
+        lines.append({"step": n, **times, **profiled, "regions": regions})
+    (tmp_path / "rank00000.pt.trace.json").write_text(json.dumps(r.document() | {"deviceProperties": []}))
+    (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = stepscope.load(tmp_path).document
+    (growing,) = [f for f in found["findings"] if "become longer" in f["title"]]
+    early, late = (fact["value"] for fact in growing["evidence"][:2])
+    assert early < found["step"]["unprofiled_ms"] < late and not found["contradictions"]

@@ -12,6 +12,7 @@ from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import distributions
 from stepscope.analyze.steadiness import run_steps
+from stepscope.document.details import details_json
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import Drawing, rect, words
@@ -19,7 +20,6 @@ from stepscope.report.html.page_data import GROUPS, KINDS, Grid, grid_of
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.report.step_pictures import rank_times, timeline_drawing
 from stepscope.run.side_files import StepLog
-from stepscope.whatif.settings import switches
 
 SVG = "{http://www.w3.org/2000/svg}"
 STEP = 20_000
@@ -107,17 +107,13 @@ def test_durations_and_queues_are_counted(run: Analysis) -> None:
     assert found.queue_share[0] > 0.5  # the host is hardly ahead
 
 
-def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
-    found = switches(run.account, run.diagnosis)
-    assert found is not None
-    by_fixes = {s.fixes: s.saving_ns for s in found.states}
-    for k in found.findings:
-        assert by_fixes[(k,)] == run.findings[k].alone_ns
-    for ids, saving in run.diagnosis.combined[1:2]:
-        assert len(ids) == 2
-        assert by_fixes[(0, 1)] == pytest.approx(saving)
-    for state in found.states:
-        assert sum(state.path_ns.values()) == pytest.approx(found.step_ns - state.saving_ns)
+def test_each_fix_alone_saves_what_its_finding_says(run: Analysis) -> None:
+    found = details_json(run.account, run.diagnosis)["what_if"]
+    assert [state["fixes"] for state in found["states"]] == [[], *([k] for k in found["findings"])]
+    for state in found["states"]:
+        saved = sum(run.findings[k].alone_ns for k in state["fixes"]) / 1e6
+        assert state["saving_ms"] == pytest.approx(saved)
+        assert sum(state["path"].values()) == pytest.approx(found["step_ms"] - saved)
 
 
 def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:

@@ -90,7 +90,14 @@ def test_steps_that_were_timed_together_have_their_mean(tmp_path: Path) -> None:
     for line in lines[9:]:
         line["cpu"] = {"run_ns": int(STEP * MS), "delay_ns": int(5 * STEP * MS)}  # of any two
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = stepscope.load(tmp_path).document
+    trace = tmp_path / "rank00000.pt.trace.json"
+    whole = json.loads(trace.read_text())
+    whole["traceEvents"].append({"ph": "i", "name": "a mark", "pid": 1, "tid": 1, "ts": whole["traceEvents"][-1]["ts"]})
+    trace.write_text(json.dumps(whole))
+    run = stepscope.load(tmp_path)
+    events = run.table("events")
+    assert events.cells["dur_ns"].missing is not None and events.cells["dur_ns"].missing.sum() == 1  # of the mark
+    found = run.document
     assert found["step"]["unprofiled_ms"] == pytest.approx(STEP, rel=0.01)
     assert not [f for f in found["findings"] if "in some steps" in f["title"]]
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
+from stepscope.analyze.collective_costs import own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
 from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness, recurring_lateness
-from stepscope.analyze.phases import Passes, Phase
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.lateness import (
     DEFAULT_SCORE,
@@ -26,7 +25,7 @@ from stepscope.contract.lateness import (
     late_ranks as late_of,
     lateness,
 )
-from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
+from stepscope.intervals import Intervals, covered_ns, union, union_of
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
@@ -133,39 +132,6 @@ def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
     """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
     recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
     return np.sort(reduce(common, recorded)) if recorded else np.empty(0, np.int64)
-
-
-# How long does a rank compute in each phase of a step: its device, or the host where there is none?
-
-
-def phase_compute_ns(rank: Rank, found: Passes) -> dict[Phase, float] | None:
-    """Return the mean per recorded step of the time with compute of each phase, None where phases are unknown.
-
-    A kernel belongs to the phase in which the host launched it. Communication is no compute.
-    """
-    if not found.known or not len(rank.steps) or not len(found.backward):
-        return None
-    spans = _device_spans(rank, found) if rank.has_device else _host_spans(rank, found)
-    return {phase: span.total_ns / len(rank.steps) for phase, span in spans.items()}
-
-
-def _device_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
-    work, trace = rank.work, rank.trace
-    mine = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0) & (work.launch_row >= 0))
-    launch = work.launch_row[mine]
-    phase = found.at(trace["ts_ns"][launch], trace["tid"][launch])
-    return {p: union(work.start_ns[mine[phase == p]], work.end_ns[mine[phase == p]]) for p in Phase}
-
-
-def _host_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
-    computed = clip(host_compute(rank), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
-    outside = subtract(computed, found.backward)
-    between = subtract(outside, found.optimizer)
-    phase = found.at(between.start, np.full(len(between), -1, np.int64))
-    spans = {p: union(between.start[phase == p], between.end[phase == p]) for p in Phase}
-    spans[Phase.BACKWARD] = subtract(computed, outside)
-    spans[Phase.OPTIMIZER] = subtract(outside, between)
-    return spans
 
 
 _SAME_OPERATORS = 0.02

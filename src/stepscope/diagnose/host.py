@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.graph import Program
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.thread_time import Holder, growth
 from stepscope.analyze.training_step import (
     COMMUNICATION,
     DATA_CAUSES,
@@ -104,6 +103,9 @@ from stepscope.stats.robust import OFTEN, distinct, median
 from stepscope.trace.nsight_tools import PAGE_MOVE
 from stepscope.trace.table import EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from stepscope.analyze.thread_time import Holder
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
 RECURRING = {
@@ -237,7 +239,11 @@ def _more_work(account: Account) -> Iterator[Match]:
         ),
         cost_ns=unnamed,
         facts={"pct": f"{100 * often:.0f}"},
-        evidence=(evidence_ms("device time of such a step beyond an ordinary one", median(more), "median rank"),),
+        evidence=(
+            evidence_ms(
+                "device time of such a step beyond an ordinary one", median(more), "median rank", of_step=False
+            ),
+        ),
         where=rare_places(account, replay),
         on_device=True,
     )
@@ -317,7 +323,7 @@ def _window_wait_ns(account: Account) -> float:
 # What samples of all threads show: who holds the GIL or a lock, what runs in some steps only, what grows.
 
 
-def _gil_holders(account: Account) -> list[tuple[Holder, float]]:
+def _gil_holders(account: Account) -> "list[tuple[Holder, float]]":
     step = account.step
     busy = 1 - sum(step.idle_ns.values()) / step.step_ns if step is not None and has_device(account) else 0.0
     found = [one.gil_holder(device_busy=max(0.0, busy)) for one in account.sampled]
@@ -342,7 +348,7 @@ def _gil(account: Account) -> Iterator[Match]:
     )
 
 
-def _lock_waits(account: Account) -> list[tuple[tuple[str, int], Holder, float, int]]:
+def _lock_waits(account: Account) -> "list[tuple[tuple[str, int], Holder, float, int]]":
     """Return for each rank the line that waits for another thread, what that one does, the share of the time, samples."""
     found = []
     for one in account.sampled:
@@ -390,6 +396,10 @@ def _rare_lines(account: Account) -> tuple[Where, ...]:
 def _growing(account: Account) -> Iterator[Match]:
     """Yield steps that become longer through the run, with the line that grew."""
     sampled = {one.log.rank: one for one in account.sampled}
+    if not account.run.logs:
+        return
+    from stepscope.analyze.thread_time import growth  # only where steps were logged
+
     found = [growth(log, sampled.get(log.rank)) for log in account.run.logs]
     known = [one for one in found if one is not None]
     if account.step is None or 2 * len(known) <= len(found):
@@ -401,8 +411,11 @@ def _growing(account: Account) -> Iterator[Match]:
     without_core = 0.0 if has_device(account) else no_core_share(account.run.logs) or 0.0
     spent = share * (1 - without_core) * account.step.step_ns
     place = f"{most.line[0]}:{most.line[1]}" if most.line else most.region.replace("_", " ")
-    evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
-    evidence.append(evidence_ms("in the last third, at the machine's speed in the first", most.late_ns))
+    times = {
+        "median step in the first third of the run": most.early_ns,
+        "in the last third, at the machine's speed in the first": most.late_ns,
+    }
+    evidence = [evidence_ms(what, ns, of_step=False) for what, ns in times.items()]
     if most.line:
         evidence.append(
             evidence_ms("of it in the line, per step", min(most.line_ns, most.late_ns - most.early_ns), place)

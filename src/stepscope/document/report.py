@@ -25,9 +25,8 @@ from stepscope.records import Row, dataclass, values_of
 from stepscope.run.collectives import UNKNOWN_GROUP, Group
 from stepscope.run.core_time import core_wait_ns
 from stepscope.run.load import incomplete
-from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import SideFiles, StepLog
-from stepscope.units import NS_PER_S, finite_document, ms
+from stepscope.units import NS_PER_S, finite_document, ms, rank_ranges
 
 # What lines and modules cost, as rows for every rendering, and as `code` and `modules` of the report's JSON.
 #
@@ -512,6 +511,10 @@ def finding_rows(diagnosis: Diagnosis) -> list[Row]:
             docs=f"docs/findings/{f.id}.md",
             where=[{**asdict(w), "share": round(w.share, 4)} for w in f.where],
             shows=dict(FAULTS[f.id].shows),
+            evidence=[
+                {name: value for name, value in asdict(one).items() if name != "of_step" or not value}
+                for one in f.evidence
+            ],
         )
         for f in diagnosis.findings
     ]

@@ -53,7 +53,7 @@ def sheet_text(
             hidden.append(section.title)
             continue
         rows += [(), (((cut(printable(section.title), room)), "bold"),)]
-        rows += section_rows(section, room, most=None if verbose else section.most)
+        rows += _section(section, room, most=None if verbose else section.most)
     rows += [()] if sheet.notes else []
     for note in sheet.notes:
         rows += wrapped(printable(note, width=_MAX_LENGTH), room, first="! ", indent="  ", style="yellow")
@@ -79,13 +79,12 @@ def _cards(cards: Sequence[Mapping[str, Any]], room: int) -> list[Row]:
     return rows
 
 
-def section_rows(section: Section, room: int, *, most: int | None) -> list[Row]:
-    """Return the lines and the table of a section, without its title; no more than `most` rows of the table."""
-    rows = [
-        row
-        for line in section.lines
-        for row in wrapped(printable(line, width=_MAX_LENGTH), room, first="", indent="  ")
-    ]
+def _section(section: Section, room: int, *, most: int | None) -> list[Row]:
+    rows: list[Row] = []
+    for line in section.lines:
+        text = printable(line, width=_MAX_LENGTH)
+        # an indented line is a command, to be copied in one piece
+        rows += [((text, ""),)] if line.startswith("  ") else wrapped(text, room, first="", indent="  ")
     table = section.table
     if table and table["rows"]:
         total = len(table["rows"])

@@ -70,7 +70,8 @@ def on_core_time(
     alone = len(logs) == 1 and len(ranks) == 1 and logs[0].header.get("world_size", 1) == 1
     factors = [_factors(log, 1 - share, of_window, each=alone) for log in logs]
     of_step = dict(zip(logs[0].step.tolist(), factors[0].tolist(), strict=True)) if alone else {}
-    since_ns = min((int(rank.trace["ts_ns"].min(initial=1 << 62)) for rank in ranks), default=0)
+    moments = [rank.trace["ts_ns"] for rank in ranks]
+    since_ns = min((int(at[at != NONE_NS].min(initial=1 << 62)) for at in moments), default=0)
     waits = _core_waits(folder, ranks[0]) if alone and folder is not None else None
     changed = tuple(_slower(log, factor) for log, factor in zip(logs, factors, strict=True))
     step = unprofiled_step(changed)
@@ -127,9 +128,10 @@ def _without(waits: Waits) -> Clock:
 
 def _on_clock(rank: Rank, at: Clock) -> Rank:
     trace, c, steps = rank.trace, rank.collectives, rank.steps
-    start = at(trace["ts_ns"])
-    columns = {**trace.columns, "ts_ns": start, "dur_ns": at(trace["ts_ns"] + trace["dur_ns"]) - start}
-    issue = np.where(c.issue_ns == NONE_NS, NONE_NS, at(c.issue_ns))
+    began, lasted = trace["ts_ns"], trace["dur_ns"]
+    start, end = (_known(at, moment, began) for moment in (began, began + lasted))
+    columns = {**trace.columns, "ts_ns": start, "dur_ns": np.where(lasted == NONE_NS, NONE_NS, end - start)}
+    issue = _known(at, c.issue_ns, c.issue_ns)
     return replace(
         rank,
         trace=replace(trace, columns=columns),
@@ -197,6 +199,11 @@ def _placed(waits: Int64s, edges: Int64s) -> Waits:
                 break
     held = np.flatnonzero(lost)
     return edges[held], lost[held]
+
+
+def _known(at: Clock, moment: Int64s, known: Int64s) -> Int64s:
+    """Return moments on another clock, NONE_NS where there is none."""
+    return np.where(known == NONE_NS, NONE_NS, at(moment))
 
 
 def core_wait_ns(logs: Sequence[StepLog], step_ns: float, lost: float) -> float | None:

@@ -21,7 +21,7 @@ from stepscope.run.collectives import FLIGHT_RECORDER, believable_world
 from stepscope.run.core_time import on_core_time
 from stepscope.run.device_work import DeviceWork, device_work
 from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
-from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace, rank_ranges
+from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
@@ -56,7 +56,7 @@ from stepscope.trace.table import (
     of_kinds,
     rows_named,
 )
-from stepscope.units import NS_PER_MS, Digest, ms
+from stepscope.units import NS_PER_MS, Digest, ms, rank_ranges
 
 # Steps of a run without step marks: those that all ranks have in common.
 #

@@ -38,8 +38,7 @@ from stepscope.contract.run_folder import (
     owners_file,
     rank_of,
 )
-from stepscope.contract.step_line import EVALUATION, WARMUP
-from stepscope.contract.step_log import is_count
+from stepscope.contract.step_line import EVALUATION, WARMUP, is_count
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.formats import beside, others_in

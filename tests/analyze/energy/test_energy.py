@@ -181,5 +181,5 @@ def test_the_terminal_has_joules_on_the_first_screen_and_the_split_with_v(
     assert len(screen.splitlines()) <= 25
     assert "227 J/step" in screen and "lateness of rank 1 costs 26." in screen
     assert main(["report", str(tmp_path / "run"), "-v"]) == 0
-    details = capsys.readouterr().out.partition(" Energy\n")[2]
+    details = capsys.readouterr().out.partition("\nEnergy\n")[2]
     assert "227 J per step, 55.4 mJ per token" in details and "waiting for other ranks: 17." in details

@@ -75,23 +75,6 @@ def test_metrics_are_the_sums_over_the_log() -> None:
         assert found[f'stepscope_step_duration_seconds_bucket{{*,le="{bound}"}}'] == up_to
 
 
-def test_parts_of_the_job_so_far() -> None:
-    metrics, now = Metrics(), 5 * 10**9
-    metrics.line({"schema": 1, "lifetime": {"process_ns": 0}})
-    for step in range(30):
-        extra = {0: {"compilation": 2}, 7: {"evaluation": 3}, 9: {"checkpoint": 1}, 12: {"data_loading": 1}}.get(
-            step, {}
-        )
-        dur = 1 + sum(extra.values()) + (4 if step in (0, 20) else 0)  # a slow first call, a slow step
-        now += dur * 10**9
-        regions = {name: {"ns": s * 10**9, "n": 1} for name, s in extra.items()}
-        metrics.line({"step": step, "dur_ns": dur * 10**9, "end_ns": now, "regions": regions, "profiled": False})
-    found = values(prometheus_text(metrics.samples(), labels=LABELS))
-    parts = {"startup": 5, "compile": 6, "productive": 30, "slowed": 5, "evaluation": 3, "checkpoint_save": 1}
-    assert {name: found[f'stepscope_job_time_seconds{{*,part="{name}"}}'] for name in parts} == pytest.approx(parts)
-    assert found["stepscope_job_goodput{*}"] == pytest.approx(30 / sum(parts.values()))
-
-
 @pytest.fixture
 def endpoint() -> Any:
     made = Endpoint("0", lambda: "x 1\n", local_rank=5)

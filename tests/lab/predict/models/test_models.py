@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.workloads import Workload, workload
-from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, layer_bytes, training_memory
+from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, training_memory
 from stepscope.lab.predict.model_shape import (
     Experts,
     LatentAttention,
@@ -28,7 +28,6 @@ from stepscope.lab.predict.model_shape import (
     training_flops_per_token,
     transformer_from_config,
 )
-from stepscope.whatif.memory import LAYER_INPUT_SHARES
 
 SIZES: dict[str, Any] = {"d_model": 32, "num_layers": 3, "num_heads": 4, "seq_len": 16, "vocab_size": 100}
 GPT = Transformer(layers=3, d_model=32, heads=4, vocab=100, mlp_width=128)
@@ -173,9 +172,3 @@ def test_nonsense_is_refused():
         training_memory(gpt(2, 65, 4, 100, 16), Batch(1, 16))
     with pytest.raises(UsageError, match="divide"):
         Layout(data=4, expert=3)
-
-
-def test_shares_of_layers_inputs_are_those_of_the_what_if_on_memory():
-    model = Transformer(layers=1, d_model=1024, heads=16, vocab=1, mlp_width=4096, fused_qkv=True)
-    shares = [kind.residual_bytes * model.d_model / layer_bytes(model, Batch(1, 1, kind)) for kind in Precision]
-    assert (min(shares), max(shares)) == pytest.approx(LAYER_INPUT_SHARES)
