@@ -24,7 +24,6 @@ from stepscope.run.formats import format_of
 from stepscope.run.load import load
 from stepscope.run.side_files import side_files
 from stepscope.trace.memory_snapshot import read_memory_snapshot
-from stepscope.trace.nccl import inspected, nccl_logs
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = DATA / "nccl_logs"
@@ -167,25 +166,6 @@ def test_changed_values(tmp_path: Path, name: str) -> None:
         with_own_error(read, tmp_path / name)
 
 
-@pytest.mark.parametrize("name", list(READERS))
-def test_changed_bytes(tmp_path: Path, name: str) -> None:
-    chance = random.Random(name)
-    read, seed = READERS[name]
-    content = (DATA / "side_files" / seed).read_bytes()
-    for _ in range(TRIES):
-        (tmp_path / name).write_bytes(mutated(content, chance))
-        with_own_error(read, tmp_path / name)
-
-
-def test_changed_logs() -> None:
-    chance = random.Random(5)
-    content = (DATA / "nccl_logs" / "nccl_vm_1059.log").read_bytes()
-    for _ in range(TRIES):
-        lines = mutated(content, chance).splitlines(keepends=True)
-        json.dumps([repr(log) for log in nccl_logs(lines)])
-        inspected(lines)
-
-
 def with_own_error(read: Callable[[Path], None], path: Path) -> None:
     try:
         read(path)
@@ -204,14 +184,3 @@ def change(value: Any, chance: random.Random) -> None:
             value[key] = chance.choice(ODD)
             return
         value = value[key]
-
-
-def mutated(content: bytes, chance: random.Random) -> bytes:
-    bad = bytearray(content)
-    for _ in range(chance.randint(1, 30)):
-        at = chance.randrange(len(bad))
-        if chance.random() < 0.2:
-            del bad[at : at + chance.randint(1, 50)]
-        else:
-            bad[at] = chance.randrange(256)
-    return bytes(bad)

@@ -2,7 +2,6 @@
 
 import gzip
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,8 @@ import zstandard
 from hypothesis import given, strategies as st
 from tests.run.traces import event as bare_event, trace_of
 from tests.trace.test_reading_faults import SAMPLE, event, peak_growth_bytes, text_of
-from zlib_ng import gzip_ng
 
-from stepscope.errors import TraceError
-from stepscope.trace import streams
 from stepscope.trace.read import read
-from stepscope.trace.streams import Stream
 from stepscope.trace.table import Trace, joined
 
 
@@ -105,41 +100,6 @@ def test_bomb_is_refused_in_bounded_memory(tmp_path: Path, content: str, packing
         warm_up=SAMPLE,
     )
     assert grown < 50 << 20
-
-
-def test_bomb_that_is_long_text_is_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b" " * (30 << 20)))
-    with pytest.raises(TraceError, match="not a profiler trace"):
-        read(path)
-
-
-def filled(stream: Stream, size: int) -> bytes:
-    """Return all that fills buffers of a size."""
-    found, buffer = bytearray(), memoryview(bytearray(size))
-    with stream.opened() as fill:
-        while (more := fill(buffer)) == size:
-            found += buffer
-    return bytes(found + buffer[:more])
-
-
-CONTENT = b"".join(b'{"ph": "X", "name": "n%d"}, ' % (i * i) for i in range(40_000))
-PACKED = {
-    "plain": CONTENT,
-    "gzip": gzip.compress(CONTENT),
-    "members": gzip.compress(CONTENT[:7]) + gzip.compress(b"") + gzip.compress(CONTENT[7:]),
-    "padded": gzip.compress(CONTENT) + b"\0" * 600,
-    "rubbish": gzip.compress(CONTENT) + b"rubbish",
-    "zstd": zstandard.compress(CONTENT),
-}
-
-
-def test_gzip_is_read_by_the_files_of_zlib_ng_where_there_is_no_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "gzip_ng", SimpleNamespace(GzipNGFile=gzip_ng.GzipNGFile))
-    (tmp_path / "a").write_bytes(PACKED["members"])
-    assert filled(Stream(tmp_path / "a"), 1 << 20) == CONTENT
 
 
 NAMES = st.sampled_from(["aten::mm", "gemm", "κ", "record_param_comms"])
