@@ -84,22 +84,13 @@ SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pi
 
 
 @pytest.mark.slow
-def test_snapshot_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    (one,) = said["snapshots"]
-    assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
-    parts = one["peak"]["by_purpose"]
-    assert sum(v or 0 for k, v in parts.items() if k != "reserved_unused") == one["peak"]["allocated_bytes"]
-
-
-@pytest.mark.slow
 def test_changes_of_a_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
     changes = ["checkpointing=4", "offload=optimizer", "batch=2x", "zero=1"]
     words = [word for change in changes for word in ("--what-if", change)]
     assert main(["memory", str(SNAPSHOT), "--json", "-", *words]) == 0
     said = json.loads(capsys.readouterr().out)
     (one,) = said["snapshots"]
+    assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
     assert {len(curve) for curve in one["by_purpose"].values() if curve} == {len(one["timeline"]["time_us"])}
     known = [curve for curve in one["by_purpose"].values() if curve]
     assert [sum(sizes) for sizes in zip(*known, strict=True)] == one["timeline"]["allocated_bytes"]
@@ -129,11 +120,3 @@ def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "rank00000.memory.pickle").write_bytes(b"\x80\x04garbage")
     assert main(["memory", str(tmp_path), "--no-cache"]) == 3
     assert "rank00000.memory.pickle" in capsys.readouterr().err
-
-
-def test_hostile_snapshot_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    canary, path = tmp_path / "canary", tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps({"segments": [Canary(canary)], "device_traces": []}))
-    assert main(["memory", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert not canary.exists() and captured.out == "" and captured.err.count("\n") == 1

@@ -109,18 +109,6 @@ def test_gloo_collectives_have_their_group_by_an_imported_dump(tmp_path: Path) -
     assert groups(tmp_path) == groups(recorded)
 
 
-@pytest.mark.parametrize(
-    "content", [b"\x80\x04]segments.", b"\x80\x04entriespg_config", b"h:1:1 [0] NCCL INFO hello\n"]
-)
-def test_damaged_files_leave_the_run_as_it_was(
-    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, run = tmp_path / "rank0", tmp_path / "run"
-    path.write_bytes(content)
-    assert main(["import", str(path), "--into", str(run)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1 and not run.exists()
-
-
 @pytest.mark.slow
 def test_files_of_any_name_in_a_run_folder_are_picked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Job(ranks=2, steps=3).run(tmp_path)

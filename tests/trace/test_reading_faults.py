@@ -235,15 +235,6 @@ def test_what_is_no_file_is_one_line_of_error(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"hello", b"{}", b'{"a": 1}', b"\0" * 100, b"   ", b"[", b'{"traceEvents": 5}', b"[1, 2]"]
-)
-def test_what_is_no_trace_is_one_line_of_error(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(TraceError) as caught:
-        read_text(tmp_path, content)
-    assert "\n" not in str(caught.value)
-
-
 # hostile damage costs linear time
 
 

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from stepscope.errors import UsageError  # noqa: E402
 from stepscope.lab.bench.config import WorkloadSpec  # noqa: E402
-from stepscope.lab.bench.models import Experts  # noqa: E402
 from stepscope.lab.bench.workloads import Workload, counted_flops, workload  # noqa: E402
 
 SMALL: dict[str, Any] = {
@@ -181,8 +180,3 @@ def test_transformers_config_trains_without_chance() -> None:
     losses[0].backward()
     assert losses[0] == losses[1] and work.model.training
     assert work.flops_per_step() > 0
-
-
-def experts(**changes: int) -> Experts:
-    torch.manual_seed(0)
-    return Experts(16, **{"width": 8, "routed": 6, "per_token": 2, "shared": 1, **changes})
