@@ -199,19 +199,3 @@ def test_same_bytes_with_a_worker_killed_halfway(cluster: Any, run: Path, tmp_pa
     assert len(list((run / ".stepscope").glob("*.columns"))) == RANKS
     assert main(["report", str(run), "--engine", engine, "--json", str(tmp_path / "there.json")]) == 0
     assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
-
-
-@pytest.mark.job
-@pytest.mark.slow
-def test_same_bytes_of_a_run_with_few_ranks_in_full(
-    cluster: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks are read and outlined on the workers; a relative path is named as it was given."""
-    monkeypatch.chdir(run.parent)
-    words = ["report", run.name, "--no-cache", "--full-ranks", "3"]
-    assert main([*words, "--json", str(tmp_path / "here.json")]) == 0
-    monkeypatch.setattr("stepscope.analyze.sampled._outlined_here", lambda *_, **__: pytest.fail("read here"))
-    engine = cluster.scheduler_address.replace("tcp://", "dask://")
-    assert main([*words, "--engine", engine, "--json", str(tmp_path / "there.json")]) == 0
-    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
-    assert json.loads((tmp_path / "there.json").read_text())["run"]["ranks_in_full"]

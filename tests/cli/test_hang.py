@@ -3,13 +3,11 @@
 import json
 import os
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analyze.hang.dumps import world
-from tests.run.together import Job
 
 from stepscope.cli.main import main
 from stepscope.trace.flight_recorder import read_flight_dump
@@ -101,22 +99,3 @@ def test_changes_of_a_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
     assert twice["peak_high_bytes"] == one["peak"]["allocated_bytes"] + parts["activations"] + parts["temporaries"]
     assert checkpointed["phase"] == "optimizer"  # forward and backward are no longer the highest
     assert split["peak_high_bytes"] is None and checkpointed["extra_high_ms"] is None
-
-
-@pytest.mark.slow
-def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Job(ranks=2, steps=3).run(tmp_path)
-    steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]
-    steps += [
-        {"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": {"peak_allocated_bytes": 7 * 10**6}}
-        for i in range(4)
-    ]
-    (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
-    shutil.copy(SNAPSHOT, tmp_path / "rank00001.memory.pickle.gz")
-    assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["memory"]["ranks"][0]["peak_allocated_bytes"] == 7 * 10**6
-    assert [s["rank"] for s in said["snapshots"]] == [1]
-    (tmp_path / "rank00000.memory.pickle").write_bytes(b"\x80\x04garbage")
-    assert main(["memory", str(tmp_path), "--no-cache"]) == 3
-    assert "rank00000.memory.pickle" in capsys.readouterr().err

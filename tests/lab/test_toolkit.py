@@ -157,22 +157,6 @@ def test_slow_communication_of_a_run_is_that_of_the_report() -> None:
     assert items["stragglers"]["value"] == 1 and items["stragglers"]["status"] == "fail"
 
 
-def test_memory_of_the_device_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    from stepscope.record.memory import MemorySnapshot
-
-    gib = 2**30
-    seen = MemorySnapshot("now", 0, 10 * gib, 70 * gib, 60 * gib, 78 * gib, 20 * gib, 5 * gib, 3, 80 * gib, gib, gib)
-    monkeypatch.setattr("stepscope.record.memory.memory_snapshot", lambda label, device=None: seen)
-    items = {i["id"]: i for i in stepscope.diagnose_memory_pressure()}
-    assert items["memory_pct_of_limit"]["value"] == pytest.approx(
-        100 * 78 / 80
-    )  # of the device, not of what is reserved
-    assert items["cache_pct"]["value"] == pytest.approx(100 * 20 / 78, abs=1e-3)
-    assert items["fragmentation_pct"]["value"] == pytest.approx(75)
-    assert [items[n]["status"] for n in ("allocator_retries", "growth_mb_per_step")] == ["fail", "not measured"]
-
-
 def test_clock_offsets_are_recovered(tmp_path: Path) -> None:
     import gzip
 
@@ -229,33 +213,6 @@ def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> N
         assert rows[1]["host_GB"] > rows[0]["host_GB"]
         assert grown == {"parameters": 32_000_000, "gradients": 32_000_000, "optimizer": 64_000_004}
     assert "parameters" in capsys.readouterr().out
-
-
-def test_breakdown_counts_live_blocks_of_one_device_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from stepscope.record.memory import MemorySnapshot
-
-    seen = MemorySnapshot("now", 0, 700, 4096, 900, 4096, 3396, 3000, 0, 10**9, 1, 1)
-    inside = {"filename": f"{Path(torch.__file__).parent}/nn/modules/linear.py", "line": 1, "name": "forward"}
-    user = {"filename": "train.py", "line": 42, "name": "step"}
-
-    def block(size: int, state: str, *frames: dict[str, Any]) -> dict[str, Any]:
-        return {"size": size, "state": state, "frames": list(frames)}
-
-    blocks = [
-        block(500, "active_allocated", inside, user),
-        block(3396, "inactive", user),
-        block(200, "active_allocated"),
-    ]
-    segments = [
-        {"device": 0, "total_size": 4096, "blocks": blocks},
-        {"device": 1, "total_size": 4096, "blocks": [block(4096, "active_allocated", user)]},
-    ]
-    monkeypatch.setattr("stepscope.lab.bench.in_process.memory_snapshot", lambda label, device=None: seen)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    found = stepscope.memory_breakdown(device=0)
-    assert found["sources"] == {"train.py:42": 500, "unknown": 200} and found["cache_bytes"] == 3396
-    assert sum(found["categories"].values()) == found["allocated_bytes"] == 700
 
 
 @pytest.fixture(scope="module")

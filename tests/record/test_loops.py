@@ -115,6 +115,7 @@ UPDATES = {
     "models_in_turn": ((0, 1, 1, 0, 1), "one step of each optimizer: 4 x Adam"),
     "alternating_classes": ((0, 1, 1, 0, 1), "one step of Adam"),
     "subtracted_by_hand": ((0, 1, 1, 0, 0), BY_HAND),
+    "replaced_by_hand": ((0, 1, 1, 0, 0), BY_HAND),
     "by_hand_accumulated": ((0, 4, 4, 0, 0), BY_HAND),
     "tensors_by_hand": ((0, 0, 1, 0, 0), BY_HAND),
     "functional": ((0, 0, 1, 0, 0), "one backward pass; no optimizer was seen"),

@@ -114,28 +114,6 @@ def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
         recorder.close()
 
 
-@pytest.mark.slow
-def test_live_export_and_alarms_are_no_call_more_on_the_training_thread(tmp_path: Path) -> None:
-    exports: dict[str, Any] = {"metrics": "0", "on_alarm": 5}
-    counts = []
-    for name, asked in (("light", {}), ("export", exports)):
-        recorder = Recorder.start(RecordConfig(out=str(tmp_path / name), light=True, telemetry=False, **asked))
-
-        def step(recorder: Recorder = recorder) -> None:
-            for region in ("forward_pass", "backward_pass", "optimizer_step"):
-                recorder.region_begin(region)
-                recorder.region_end(region)
-            recorder.step_end()
-
-        try:
-            for _ in range(12):
-                step()
-            counts.append(min(calls_of_ours(step) for _ in range(40)))  # of a step whose line is not sent at once
-        finally:
-            recorder.close()
-    assert counts[0] == counts[1] > 0
-
-
 def calls_of_ours(step: Any) -> int:
     """Return how many functions a step calls from our files, ours and built-in ones: the same on every machine."""
     count = 0

@@ -1,6 +1,5 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed_page, constructed_timeline, report
 
@@ -107,19 +105,6 @@ def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
         assert dot, "the dot of the late rank is outside of the part of the picture that is shown"
     finally:
         browser.size(1280, 1000)
-
-
-def test_idle_time_is_not_marked_in_the_kernels_that_its_line_launched(browser: Browser, tmp_path: Path) -> None:
-    document = report(ranks=2, steps=3)
-    (launches,) = (f for f in document["findings"] if f["id"] == "launch-overhead")
-    place = {"file": "model.py", "line": 31, "module": None, "share": 1.0, "after": False}
-    document["findings"] = [{**launches, "where": [place]}]
-    document["details"]["what_if"] = None
-    timeline = constructed_timeline(ranks=2, steps=3, slices_per_rank=60)
-    (tmp_path / "page.html").write_text(page_of(page_data(document, timeline)).html)
-    browser.open(tmp_path / "page.html")
-    assert text(browser, "#timeline .said") == ""
-    assert browser.run(f"return {PINK}") == 0
 
 
 def test_a_link_opens_the_tab_of_its_section(browser: Browser, opened: Browser) -> None:
@@ -340,36 +325,4 @@ def test_consecutive_steps_share_one_timeline(browser: Browser, tmp_path: Path) 
         "const p = document.querySelector('#step-picker'); p.value = 'all'; p.dispatchEvent(new Event('change'))"
     )
     assert browser.waited("document.querySelector('#timeline h2').textContent").startswith("Steps 2 to 5")
-    assert browser.console() == []
-
-
-def test_devices_over_time_show_the_throttled_rank(browser: Browser, tmp_path: Path) -> None:
-    program = [kernel(3000), collective(500), WAIT, SYNC]
-    for trace in simulate(program, program, steps=3).traces:
-        trace.write(tmp_path)
-    for rank in (0, 1):
-        lines: list[dict[str, Any]] = [{"kind": "device", "name": "NVIDIA H200", "max_sm_clock_mhz": 1980}]
-        for second in range(600):
-            slow = rank == 1 and second == 301
-            state = {"sm_clock_mhz": 900 if slow else 1980, "power_w": 400 if slow else 690, "utilization_pct": 98}
-            lines.append({"kind": "state", "time_ns": 10**18 + second * 10**9, "temperature_c": 61, **state})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (tmp_path / f"rank{rank:05d}.telemetry.jsonl").write_text(text)
-    page = tmp_path / "page.html"
-    load(tmp_path, cache=False).to_html(page)
-    browser.requests()
-    browser.open(page)
-    browser.show("ranks")
-    browser.waited("document.querySelectorAll('#devices svg').length === 4")
-    titles = browser.run(
-        "return [...document.querySelectorAll('#devices figure, #devices h3')].map((e) => e.innerText)"
-    )
-    assert [t for t in ("SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C") if t in str(titles)] == [
-        "SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C"
-    ]  # fmt: skip
-    heights = """return [...document.querySelectorAll('#devices svg')].map((svg) =>
-        [...svg.querySelectorAll('polyline, path')].map((line) => line.getBBox().height))"""
-    clock, power, *_ = browser.run(heights)
-    for drawn in (clock, power):  # one second of ten minutes, on one rank of two
-        assert max(drawn) > 50 and sorted(drawn)[0] < 1
     assert browser.console() == []

@@ -11,14 +11,11 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import distributions
-from stepscope.analyze.steadiness import run_steps
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report import pictures
 from stepscope.report.html.page_data import GROUPS, KINDS, Grid, grid_of
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.report.step_pictures import rank_times, timeline_drawing
-from stepscope.run.side_files import StepLog
-from stepscope.whatif.settings import switches
 
 STEP = 20_000
 STALL_US = 8_000
@@ -105,35 +102,6 @@ def test_durations_and_queues_are_counted(run: Analysis) -> None:
     assert found.queue_share[0] > 0.5  # the host is hardly ahead
 
 
-def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
-    found = switches(run.account, run.diagnosis)
-    assert found is not None
-    by_fixes = {s.fixes: s.saving_ns for s in found.states}
-    for k in found.findings:
-        assert by_fixes[(k,)] == run.findings[k].alone_ns
-    for ids, saving in run.diagnosis.combined[1:2]:
-        assert len(ids) == 2
-        assert by_fixes[(0, 1)] == pytest.approx(saving)
-    for state in found.states:
-        assert sum(state.path_ns.values()) == pytest.approx(found.step_ns - state.saving_ns)
-
-
-def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:
-    found = run_steps(run.run, [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])])
-    assert found is not None
-    assert found.marks == {2: "checkpoint"}
-    assert found.profiled.tolist() == [False, False, False, True]
-    details = {
-        "source": "step logs", "num_steps": 4, "num_ranks": 2, "step": [0, 1, 2, 3], "min_ms": [10.0, 10, 50, 10],
-        "median_ms": [10.0, 10, 51, 10], "max_ms": [11.0, 10, 52, 10], "slowest_rank": [1, 0, 1, 0], "ranks": [],
-        "profiled": [False, False, False, True], "marks": {"2": "checkpoint"}, "outliers": [1],
-    }  # fmt: skip
-    drawing = pictures.run_steps({"details": {"run_steps": details}})
-    assert drawing is not None and drawing.table is not None
-    assert {"checkpoint", "profiled", "outlier"} <= {name for _, name in drawing.legend}
-    assert drawing.table["rows"][2] == [2, 51, 50, 52, 1, "checkpoint"]
-
-
 def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
     bars = [[["F", 0, 0.0, 5.0], ["B", 0, 12.0, 20.0]], [["F", 0, 5.0, 12.0]]]
     stages = [{"stage": k, "rank": 4 + k, "measured": mine, "ideal": mine} for k, mine in enumerate(bars)]
@@ -182,21 +150,3 @@ def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
     assert {"plot_timeline", "plot_steps", "plot_budget", "plot_what_if", "plot_queue", "plot_waiting"} <= drawn
     with pytest.raises(UsageError, match="step 77 was not recorded"):
         run.plot_timeline(step=77)
-
-
-def _log(rank: int, ms: list[int]) -> StepLog:
-    num = len(ms)
-    dur = np.array(ms, np.int64) * 1_000_000
-    start = np.cumsum(dur) - dur
-    return StepLog(
-        rank=rank,
-        header={},
-        step=np.arange(num),
-        start_ns=start,
-        end_ns=start + dur,
-        dur_ns=dur,
-        device_ns=dur,
-        profiled=np.arange(num) == num - 1,
-        phase=("before",) * num,
-        numbers={"regions.checkpoint.ns": np.where(dur > 4e7, 3e7, np.nan)},
-    )

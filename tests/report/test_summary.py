@@ -160,26 +160,6 @@ def test_violations_are_found_when_planted(late: Json) -> None:
     assert "a line above" in next(violations(text + f"   train.py:3  {2 * step_ms:.1f} ms   90 %\n", late))
 
 
-def test_the_three_lines_that_cost_most_are_always_shown(late: Json) -> None:
-    lines = [
-        {
-            "file": "a.py",
-            "line": n,
-            "module": None,
-            "critical_ms": 1.0,
-            "saving_ms": n or None,
-            "trains": True,
-            "pct": 1.0,
-        }
-        for n in range(5)
-    ]
-    text = assert_fits({**late, "costly_lines": lines})
-    assert [line.split() for line in text.splitlines() if "a.py" in line] == [
-        ["a.py:0", "1.00", "ms", "1", "%"],
-        *(f"a.py:{n} 1.00 ms 1 % saves {n}.00".split() for n in (1, 2)),
-    ]
-
-
 def test_verbose_shows_all_that_the_screen_leaves_out(late: Json) -> None:
     text = summary_text({**late, "warnings": ["first note", "second note"]}, command=["my run"], verbose=True)
     for finding in late["findings"]:
@@ -216,31 +196,6 @@ def test_shown_times_add_up(late: Json, step_ms: float) -> None:
         before, after = re.findall(r"([\d.,]+) → ([\d.,]+) ms per step \(−\d+ %\)", text)[0]  # noqa: RUF001
         (saved,) = re.findall(r"  −([\d.,]+) ms  likely", text)  # noqa: RUF001
         assert number(before) - number(after) == pytest.approx(number(saved), abs=1e-9)
-
-
-def test_an_upper_bound_is_shown_as_one(late: Json) -> None:
-    numbers = {"saving_alone_ms": 4.0, "saving_low_ms": 2.9, "saving_high_ms": 4.0, "saving_pct": 80.0, "at_most": True}
-    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers}]})
-    assert "could save at most 4.00 of " in text and "at most 4.00 ms  likely ≥ 2.9 ms" in text
-    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers, "saving_low_ms": 0.0}]})
-    assert "at most 4.00 ms  maybe nothing" in text
-
-
-@pytest.mark.parametrize(
-    ("module", "shown"), [("14", []), ("0.up", ["*.up"]), ("blocks.3.up", ["blocks.*.up"])], ids=str
-)
-def test_a_line_of_all_layers_names_none_of_them(late: Json, module: str, shown: list[str]) -> None:
-    line = {
-        "file": "a.py",
-        "line": 3,
-        "module": module,
-        "critical_ms": 1.0,
-        "saving_ms": None,
-        "trains": True,
-        "pct": 20.0,
-    }
-    (row,) = [row for row in summary_text({**late, "costly_lines": [line]}).splitlines() if "a.py:3" in row]
-    assert row.split()[5:] == shown
 
 
 def test_no_findings_name_what_was_examined(late: Json) -> None:

@@ -62,19 +62,6 @@ def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) 
     assert not whole.quality.truncated
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((SAMPLE.parent.parent / "layouts").glob("*.gz")), ids=lambda p: p.name)
-def test_cut_file_in_another_layout_keeps_the_events_before_the_cut(tmp_path: Path, path: Path) -> None:
-    raw = gzip.decompress(path.read_bytes())
-    starts = read(path)["offset"]
-    for cut in range(int(starts[1]) + 1, len(raw) - 3, len(raw) // 64):
-        trace = read_text(tmp_path, raw[:cut])
-        assert trace.quality.truncated
-        assert not trace.quality.malformed
-        assert np.array_equal(trace["offset"], starts[: trace.num_events])
-        assert trace.num_events >= np.searchsorted(starts, cut) - 1
-
-
 # Times
 
 

@@ -70,19 +70,6 @@ def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> N
     assert said in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("train.lr=fast", "--set: train.lr has to be a number above 0, not 'fast'"),
-        ("lr=1", "--set lr=1: has to be section.name=value"),
-        ("train.lr", "--set train.lr: has to be section.name=value"),
-        ("train.clip_norm.x=1", "clip_norm has to hold settings"),
-    ],
-)
-def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override: str, said: str) -> None:
-    assert said in refusal(tmp_path, "[train]\nclip_norm = 1.0", override)
-
-
 def test_manual_lists_every_setting() -> None:
     manual = (ROOT / "docs" / "lab" / "configs.md").read_text()
     for name, kind in SECTIONS.items():
@@ -107,25 +94,6 @@ def test_parser_takes_its_defaults_from_the_file_and_flags_win_wherever_they_sta
     assert parsed("--config", file, "--d-model", "256").d_model == 256
     assert parsed("--set", "bench.runs=9", "--set", "workload.options.kv_heads=2").workload_options == {"kv_heads": 2}
     assert not hasattr(parsed(), "workload_options")
-
-
-def test_names_of_the_guides_are_understood(tmp_path: Path) -> None:
-    text = """
-[model]
-hidden_size = 64
-
-[training]
-learning_rate = 0.01
-batch_size = 3
-num_epochs = 7
-gradient_accumulation_steps = 2
-max_grad_norm = 0.5
-warmup_steps = 4
-"""
-    found = config_from(written(tmp_path, text), ["training.learning_rate=0.02"])
-    assert (found.workload.d_model, found.workload.batch_size) == (64, 3)
-    assert (found.train.lr, found.train.steps, found.train.grad_accum, found.train.clip_norm) == (0.02, 7, 2, 0.5)
-    assert found.scheduler.warmup_steps == 4
 
 
 GUIDE_YAML = """

@@ -108,6 +108,15 @@ def subtracted_by_hand() -> Iterator[Tensor]:
         yield loss
 
 
+def replaced_by_hand() -> Iterator[Tensor]:
+    """Each updated parameter is put in the place of the old one."""
+    model = net()
+    for loss in passes(model):
+        for p in model.parameters():
+            p.data = p.data - RATE * p.grad
+        yield loss
+
+
 def by_hand_accumulated() -> Iterator[Tensor]:
     model = net()
     for loss in passes(model, micro=4):

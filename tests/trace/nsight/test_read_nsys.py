@@ -217,30 +217,6 @@ def test_page_moves_of_unified_memory_are_named(tmp_path: Path) -> None:
     assert trace.arg("bytes").at(copies, missing=-1).tolist() == [4096] * 5
 
 
-def test_ranges_show_the_time_of_the_host_without_device_work(tmp_path: Path) -> None:
-    export = Export(tmp_path / "x.sqlite")
-    export.clock(0)
-    for at in range(0, 100_000_000, 10_000_000):
-        export.nvtx(at, at + 6_000_000, "find centers", MACHINE | 7 << 24 | 70)
-        export.nvtx(at + 6_000_000, at + 10_000_000, "backbone", MACHINE | 7 << 24 | 70)
-    export.close()
-    with pytest.raises(TraceError) as error:
-        read_nsys(tmp_path / "x.sqlite")
-    assert "20 NVTX ranges (host time: find centers 10 times 6 ms (60 %), backbone 10 times 4 ms" in str(error.value)
-
-
-def test_an_export_without_tables_of_events_is_an_empty_export(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    export = Export(path)
-    listed = [name for (name,) in export.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    for table in listed:
-        if table.startswith(("CUPTI", "NVTX")):
-            export.db.execute(f"DROP TABLE {table}")
-    export.close()
-    with pytest.raises(TraceError, match="no device activity: it holds no events"):
-        read_nsys(path)
-
-
 def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     small(path).close()
