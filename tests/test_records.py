@@ -4,7 +4,8 @@ import copy
 import dataclasses
 import inspect
 import pkgutil
-import re
+import types
+import typing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass
@@ -31,23 +32,45 @@ def desk_dataclasses() -> Iterator[type]:
                 yield one
 
 
-@pytest.fixture(scope="module")
-def holders() -> list[type]:
-    """Return the records with a field that is an array, or a record with such a field."""
-    classes, found = list(desk_dataclasses()), set[str]()
+def holds_array(kind: Any, holders: set[type]) -> bool:
+    """Return whether a value of this type is an array, a record that holds one, or a collection of such."""
+    if type(kind).__name__ == "TypeAliasType":  # numpy's NDArray from Python 3.12 on
+        return holds_array(kind.__value__, holders)
+    if isinstance(kind, types.GenericAlias | typing._GenericAlias | types.UnionType):  # type: ignore[attr-defined]
+        origin = typing.get_origin(kind)
+        if origin is Callable:
+            return False
+        return holds_array(origin, holders) or any(holds_array(one, holders) for one in typing.get_args(kind))
+    return inspect.isclass(kind) and (issubclass(kind, np.ndarray) or kind in holders)
+
+
+def resolved_hints(one: type) -> list[Any]:
+    try:
+        return list(typing.get_type_hints(one).values())
+    except NameError:  # a command's record, whose types are imported for the checker only
+        return []
+
+
+def array_holders(classes: list[type]) -> set[type]:
+    hints = {one: resolved_hints(one) for one in classes}
+    holders: set[type] = set()
     while True:
-        named = re.compile(rf"\b({'|'.join(['NDArray', 'ndarray', *found])})\b")
-        more = {c.__name__ for c in classes if any(named.search(str(f.type)) for f in dataclasses.fields(c))}
-        if more == found:
-            return [c for c in classes if c.__name__ in found]
-        found = more
+        more = {c for c in classes if any(holds_array(kind, holders) for kind in hints[c])}
+        if more == holders:
+            return holders
+        holders = more
 
 
-def test_records_that_hold_arrays_compare_by_identity_and_print_in_one_line(holders: list[type]) -> None:
-    assert {"Account", "Run", "Table", "RunSamples", "RankView"} <= {c.__name__ for c in holders}
-    assert [c.__name__ for c in holders if any("__eq__" in vars(base) for base in c.__mro__[:-1])] == []
-    assert [c.__name__ for c in holders if not issubclass(c, ArrayRecord)] == []
-    own = {c.__name__ for c in holders if "__repr__" in vars(c)}
+@pytest.fixture(scope="module")
+def holders() -> set[type]:
+    return array_holders(list(desk_dataclasses()))
+
+
+def test_records_that_hold_arrays_compare_by_identity_and_print_in_one_line(holders: set[type]) -> None:
+    assert {"Account", "Run", "Table", "RunSamples", "RankView"} <= {c.__qualname__ for c in holders}
+    assert [c.__qualname__ for c in holders if any("__eq__" in vars(base) for base in c.__mro__[:-1])] == []
+    assert [c.__qualname__ for c in holders if not issubclass(c, ArrayRecord)] == []
+    own = {c.__qualname__ for c in holders if "__repr__" in vars(c)}
     assert own <= {"Table"}, "the repr that a dataclass writes for itself shows every number"
 
 

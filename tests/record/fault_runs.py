@@ -53,6 +53,7 @@ def scenarios(work: Path) -> list[Any]:
         {"name": "T8_export", "profile": {}, "faults": {"before": "sigkill_while_exporting"}},
         {"name": "T9_plain", "on": [1], "faults": {"5": "sigkill"}},
         {"name": "T9", "on": [1], "profile": {}, "faults": {"5": "sigkill"}},
+        {"name": "T10", "on": [1], "profile": impatient, "no_step_from": 2},
         {"name": "T11", "on": [1], "profile": {}, "no_step_from": 0},
         *ways_to_end("T13", "raise_error"),
         *ways_to_end("T14", "sigint"),
@@ -67,6 +68,7 @@ def scenarios(work: Path) -> list[Any]:
         [{"name": "T20_second", "profile": shared}, {"name": "T20_third", "profile": shared}],
         {"name": "T20_restart", "profile": shared, "env": {"TORCHELASTIC_RESTART_COUNT": "1"}},
         {"name": "T21", "profile": {}, "faults": {"5": "clock_back"}},
+        {"name": "T22", "profile": {"out": str(work / "ödd name; $HOME\n")}},
         {"name": "T23", "profile": {}, "faults": {"before": "strict_umask"}},
         {"name": "T25", "profile": {}, "faults": {"before": "no_kineto"}},
     ]

@@ -194,6 +194,11 @@ def test_T9_rank_that_dies_leaves_the_others_as_they_would_be(results: Results, 
     assert run["ranks"]["0"]["ended"] == "closed"
 
 
+def test_T10_rank_that_skips_the_window(results: Results, work: Path) -> None:
+    assert profiler_steps(trace(work / "T10", 0)) == [4, 5, 6]
+    assert description(work / "T10")["ranks"]["1"]["steps"]["count"] == 2
+
+
 def test_T11_rank_that_never_steps(results: Results, work: Path) -> None:
     assert profiler_steps(trace(work / "T11", 0)) == [4, 5, 6]
     run = description(work / "T11")
@@ -255,6 +260,10 @@ def test_T21_clock_set_back(results: Results, work: Path) -> None:
     lines = step_lines(work / "T21", 0)
     assert lines[8]["end_ns"] < lines[2]["end_ns"]
     assert all(line["end_ns"] - line["start_ns"] == line["dur_ns"] > 0 for line in lines)
+
+
+def test_T22_odd_folder_names(results: Results, work: Path) -> None:
+    assert profiler_steps(trace(work / "ödd name; $HOME\n", 1)) == [4, 5, 6]
 
 
 def test_T23_strict_umask(results: Results, work: Path) -> None:

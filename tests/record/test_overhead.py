@@ -88,7 +88,9 @@ def test_steps_before_the_window_call_what_those_of_light_mode_call(
         monkeypatch.setattr(f"stepscope.record.{name}.perf_counter_ns", clock)
     light = RecordConfig(out=str(tmp_path / "light"), light=True, telemetry=False)
     waiting = RecordConfig(out=str(tmp_path / "record"), wait=10_000, telemetry=False)
+    exporting = RecordConfig(out=str(tmp_path / "export"), light=True, telemetry=False, metrics="0", on_alarm=5)
     counts = counted(shape, light, steps=8)
+    assert counted(shape, exporting, steps=8) == counts
     assert counted(shape, waiting, steps=8) == counts and min(counts) > 0
 
 

@@ -244,7 +244,7 @@ def test_dark_and_light_follow_the_system_and_the_button(opened: Browser) -> Non
 @pytest.mark.slow
 def test_a_thousand_ranks_and_steps_are_drawn(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(constructed_page(ranks=1024, steps=1000))
+    assert path.write_text(constructed_page(ranks=1024, steps=1000)) < 5_000_000
     browser.console()
     browser.open(path)
     assert browser.run("return document.querySelector('#timeline h2').textContent").startswith("Step 100, 128 ranks")

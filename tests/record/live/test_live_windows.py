@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.analyze.ranks.test_log_stragglers import LOADS, own_times
 
-from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan
+from stepscope.contract.live import LIVE_FOLDER, LOOKS, REGRESSION, REQUEST, STRAGGLER, Change, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms
 from stepscope.record.live.live import Live
@@ -226,6 +226,16 @@ def test_alarm_asks_for_a_window_that_all_ranks_hear_of(tmp_path: Path) -> None:
     told = [[message["window"] for message in rank.told if "window" in message] for rank in ranks]
     assert told[0] == told[1] and [window["first"] for window in told[0]] == [plan.first]
     assert told[0][0]["by"] == plan.by and told[0][0]["since"] == plan.since == 200
+
+
+def test_alarm_waits_while_somebody_else_has_asked(tmp_path: Path) -> None:
+    ranks = job(tmp_path)
+    train(ranks, even, 20, 200)
+    (tmp_path / LIVE_FOLDER).mkdir()
+    (tmp_path / LIVE_FOLDER / REQUEST).write_text(json.dumps({"id": "mine", "steps": 2, "by": "somebody"}))
+    train(ranks, late_from(200), 200, 300)
+    request = read_request(tmp_path)
+    assert request is not None and request.by == "somebody"
 
 
 @pytest.mark.parametrize(
