@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,43 +69,37 @@ def test_alerts_are_said_once_while_they_last() -> None:
 class FakeRun:
     def __init__(self) -> None:
         self.logged: list[tuple[int, dict[str, float]]] = []
-        self.artefacts: list[Any] = []
+        self.artefacts: list[str] = []
         self.finished = False
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.logged.append((step, values))
 
-    def log_artifact(self, artefact: Any) -> None:
-        self.artefacts.append(artefact)
+    def keep(self, path: str) -> None:
+        self.artefacts.append(Path(path).read_text())
 
     def finish(self) -> None:
         self.finished = True
 
 
-class FakeArtifact(SimpleNamespace):
-    def __init__(self, name: str, type: str) -> None:
-        super().__init__(name=name, type=type, files=[])
-
-    def add_file(self, path: str) -> None:
-        self.files.append(Path(path).read_text())
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    module, run = ModuleType("wandb"), FakeRun()
-    module.run, module.init, module.Artifact = None, lambda project: run, FakeArtifact  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    run = FakeRun()
+    run.log_artifact = lambda artefact: None  # type: ignore[attr-defined]
+    artifact = lambda name, type: SimpleNamespace(add_file=run.keep)  # noqa: E731
+    module(monkeypatch, "wandb", run=None, init=lambda project: run, Artifact=artifact)
     return run
 
 
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    module, run = ModuleType("mlflow"), FakeRun()
-    module.active_run, module.set_experiment = lambda: None, lambda name: None  # type: ignore[attr-defined]
-    module.start_run, module.end_run = lambda: run, run.finish  # type: ignore[attr-defined]
-    module.log_metrics = run.log  # type: ignore[attr-defined]
-    module.log_artifact = lambda path: run.artefacts.append(Path(path).read_text())  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlflow", module)
+    run = FakeRun()
+    calls = {"start_run": lambda: run, "end_run": run.finish, "log_metrics": run.log, "log_artifact": run.keep}
+    module(monkeypatch, "mlflow", active_run=lambda: None, set_experiment=lambda name: None, **calls)
     return run
 
 
@@ -121,7 +115,7 @@ def test_every_place_gets_the_same_scalars_and_the_report(tmp_path: Path, wandb:
     assert wandb.logged == mlflow.logged == mine and [step for step, _ in mine] == [0, 1]
     assert mine[1][1]["throughput/samples_per_s"] == pytest.approx(32)
     assert wandb.finished and mlflow.finished
-    assert wandb.artefacts[0].files == mlflow.artefacts == ["<p>the report"]
+    assert wandb.artefacts == mlflow.artefacts == ["<p>the report"]
     assert (tmp_path / "tb" / "report.html").read_text() == "<p>the report"
     (events,) = (tmp_path / "tb").glob("events.out.tfevents.*")
     assert b"throughput/samples_per_s" in events.read_bytes()

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.cli.record import last_words
-from stepscope.record.config import RecordConfig
 from stepscope.record.helper import open_run as outbox, writer as growing_log
 from stepscope.record.helper.writer import GrowingLog
-from stepscope.record.launch.launch import LaunchOutcome, trouble_of_helpers
+from stepscope.record.launch.launch import trouble_of_helpers
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -65,19 +63,6 @@ def test_a_line_cut_by_the_full_disk_is_taken_back(disk: Disk, tmp_path: Path, m
         log.flush()
     assert log.close() == 9 and not all(kept)
     assert (tmp_path / "log").read_bytes() == b"whole\n"
-
-
-def message(**said: Any) -> bytes:
-    return b"m" + json.dumps(said).encode()
-
-
-def step(number: int) -> bytes:
-    return b"s" + json.dumps({"step": number, "dur_ns": 5, "phase": "before", "profiled": False}).encode()
-
-
-def words(folder: Path, exit_code: int = 0, *, said: bool = False) -> str:
-    launched = LaunchOutcome(exit_code, folders=(folder,), python_seen=True, torch_seen=True, said=said)
-    return "\n".join(last_words(launched, RecordConfig()))
 
 
 JOB = """

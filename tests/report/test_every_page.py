@@ -132,7 +132,3 @@ def collected(browser: Browser, path: Path, text: str) -> Said:
     browser.unfold()
     found: Any = browser.run(COLLECT)
     return [(where, name, value) for where, name, value in json.loads(json.dumps(found))]
-
-
-def noscript(page: str) -> str:
-    return page.partition("<noscript>")[2].partition("</noscript>")[0]

@@ -11,17 +11,12 @@ from hypothesis import given, settings, strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.budget import (
-    PART_CODE,
-    PART_OF_CAUSE,
     PARTS,
-    Cause,
-    Idle,
     RankBudget,
     beyond_window,
     budgets,
     step_budget,
 )
-from stepscope.analyze.phases import StepPeriods
 from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS, ns_of_ms
@@ -279,19 +274,3 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
     assert whole is not None
     assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
     assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)
-
-
-def budget(*, causes: dict[Cause, float] | None = None, unmatched: float = 0, **parts: float) -> RankBudget:
-    """A rank with two equal steps of these parts and idle causes, in ms."""
-    part_ns = np.zeros((2, len(PARTS)), np.int64)
-    cause_ns = np.zeros((2, len(Cause)), np.int64)
-    for part, value in parts.items():
-        part_ns[:, PART_CODE[part]] += round(value * 1e6)
-    for cause, value in (causes or {}).items():
-        cause_ns[:, cause] = round(value * 1e6)
-        part_ns[:, PART_CODE[PART_OF_CAUSE[cause]]] += round(value * 1e6)
-    part_ns[:, PART_CODE["unknown"]] += round(unmatched * 1e6)
-    length = part_ns[0].sum()
-    periods = StepPeriods(np.arange(2), np.array([0, length]), np.array([length, 2 * length]), np.ones(2, bool))
-    idle: Idle = None if causes is None else object()  # type: ignore[assignment]  # only its presence is asked for
-    return RankBudget(periods, part_ns, cause_ns, np.full(2, round(unmatched * 1e6)), idle, None)

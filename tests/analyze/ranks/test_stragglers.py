@@ -14,7 +14,7 @@ from stepscope.diagnose.findings import diagnose
 from stepscope.records import Row
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
-from stepscope.run.side_files import StepLog, Telemetry, step_log_of
+from stepscope.run.side_files import Telemetry
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
 MS = 1000.0
@@ -243,24 +243,3 @@ def test_devices_of_their_own_or_without_a_name_are_not_shared() -> None:
 
 
 LOGGED, WINDOW = 60, range(20, 25)
-
-
-def log(rank: int, own_ms: np.ndarray, step_ms: np.ndarray) -> StepLog:
-    ends = 10**9 + np.cumsum(step_ms) * 1e6
-    return step_log_of(
-        [
-            {
-                "step": k,
-                "start_ns": int(ends[k] - step_ms[k] * 1e6),
-                "end_ns": int(ends[k]),
-                "dur_ns": int(step_ms[k] * 1e6),
-                "profiled": k in WINDOW,
-                "phase": "window" if k in WINDOW else "before",
-                "regions": {}
-                if np.isnan(own_ms[k])
-                else {"gradient_sync": {"ns": int((step_ms[k] - own_ms[k]) * 1e6), "n": 1}},
-            }
-            for k in range(LOGGED)
-        ],
-        rank=rank,
-    )

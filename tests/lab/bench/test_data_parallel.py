@@ -77,7 +77,7 @@ def test_gradients_accumulated_over_micro_batches_agree_too(tmp_path: Path) -> N
     assert max(row["agreement"]["weight_error"] for row in rows) < 1e-5
 
 
-def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     chosen = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir", str(folder)]
     method = ["--num-epochs", "4", "--warmup-epochs", "3", "--profile-epochs", "4"]
@@ -87,18 +87,11 @@ def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys
     assert said["complete"] and len(said["traces"]) == 2 and len(said["epochs"]) == 7
     assert said["tokens_per_sec"] == pytest.approx(32 * said["throughput_samples_per_sec"])
     assert said["throughput_samples_per_sec"] == pytest.approx(1000 * 8 / said["step_ms"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert len(lines) == 7
-    assert "warm-up" in lines[0] and "lr 0.000000" in lines[0] and "training" in lines[3] and "lr 0.001000" in lines[3]
-    assert all("loss" in line for line in lines)
     assert sorted(p.name for p in folder.iterdir() if p.is_file()) == [
         "ddp_bucketed_rank_0_trace.json",
         "ddp_bucketed_rank_1_trace.json",
         "ddp_bucketed_summary.txt",
     ]
-    summary = (folder / "ddp_bucketed_summary.txt").read_text()
-    for words in ("Configuration", "warm-up, recorded", "training", "samples/s", "tokens/s", "Top operators", "aten::"):
-        assert words in summary
     run = load([str(folder)], cache=False)
     assert [rank.rank for rank in run.ranks] == [0, 1] and all(len(rank.steps) == 4 for rank in run.ranks)
     trace = json.loads((folder / "ddp_bucketed_rank_0_trace.json").read_text())["traceEvents"]

@@ -83,21 +83,6 @@ def scaler_that_skips() -> Losses:
     return losses
 
 
-def lbfgs() -> Losses:
-    net, losses = ddp_model(), []
-    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
-    for batch in loader():
-
-        def closure(batch: Any = batch) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(net, batch)
-            loss.backward()
-            return loss
-
-        losses.append(exact(optimizer.step(closure)))
-    return losses
-
-
 def without_loader() -> Losses:
     net, criterion, losses = ddp_model(), nn.MSELoss(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

@@ -1,7 +1,7 @@
 """Loops that update their parameters in unusual ways, one function each: `updates.py NAME`; all make 40 steps."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ def batch() -> Tensor:
     return torch.randn(4, WIDTH)
 
 
-def passes(model: nn.Module, steps: int = STEPS, *, micro: int = 1, scale: Callable[..., Tensor] | None = None):
+def passes(model: nn.Module, steps: int = STEPS, *, micro: int = 1):
     """Yield the loss of each step after its backward; what updates the parameters comes after that."""
     for _ in range(steps):
         model.zero_grad()
         for _ in range(micro):
             loss = model(batch()).square().mean() / micro
-            (scale(loss) if scale else loss).backward()
+            loss.backward()
         yield loss
 
 
@@ -51,15 +51,6 @@ def optimizer_and_scheduler_per_step() -> Iterator[Tensor]:
         optimizer.step()
         scheduler.step()
         yield loss
-
-
-def optimizer_per_epoch() -> Iterator[Tensor]:
-    model = net()
-    for _ in range(8):
-        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-        for loss in passes(model, STEPS // 8):
-            optimizer.step()
-            yield loss
 
 
 def models_in_turn() -> Iterator[Tensor]:
@@ -244,18 +235,6 @@ def closures() -> Iterator[Tensor]:
             return loss
 
         yield optimizer.step(closure)
-
-
-def skipped() -> Iterator[Tensor]:
-    """A scaler that skips every fifth step, of an optimizer that is new in every step."""
-    model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0)
-    for step in range(STEPS):
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        factor = float("inf") if step % 5 == 4 else 1.0
-        for loss in passes(model, 1, scale=lambda loss, factor=factor: scaler.scale(loss * factor)):
-            scaler.step(optimizer)
-            scaler.update()
-            yield loss
 
 
 NAMES = [name for name, f in globals().items() if getattr(f, "__annotations__", {}) == {"return": Iterator[Tensor]}]
