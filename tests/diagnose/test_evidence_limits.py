@@ -181,28 +181,6 @@ def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: 
     assert ("launch-overhead" in [f["id"] for f in found["findings"]]) is not copies
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("Adam", "fused=True"),
-        ("RMSprop", "RMSprop(..., foreach=True)"),
-        ("CustomAdam", "parameters of CustomAdam at once"),
-    ],
-)
-def test_advice_fits_the_optimizer(tmp_path: Path, name: str, advice: str) -> None:
-    def step(r: RankTrace, at: float) -> None:
-        busy(r, at, us=1_000)
-        r.backward("MmBackward0", at + 450, at + 480)
-        r.annotation(f"Optimizer.step#{name}.step", at + 1_500, at + 8_000)
-        for k in range(100):
-            with r.op("aten::mul_", at + 1_500 + 65 * k, at + 1_560 + 65 * k):
-                r.kernel("mul", at=at + 1_550 + 65 * k, start=at + 1_555 + 65 * k, end=at + 1_560 + 65 * k)
-
-    found = document(tmp_path, steps(RankTrace(), 4, 8_100, step))
-    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "optimizer")
-    assert advice in remedy
-
-
 def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
     r = RankTrace()
     r.call("cudaGetDevice", 0, 10)

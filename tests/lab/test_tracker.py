@@ -83,7 +83,7 @@ class FakeRun:
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, text in all_pages(folder).items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(text)
@@ -50,7 +50,7 @@ def violations(browser: Browser, scheme: str) -> list[str]:
 
 def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path]) -> None:
     browser.console()
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, path in pages.items():
         browser.prefer("light")
         browser.open(path)
