@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 from tests.limits import HANG_S
 
 from stepscope.record.helper import open_run as outbox, writer as growing_log
-from stepscope.record.helper.writer import GrowingLog
-from stepscope.record.launch.launch import trouble_of_helpers
+from stepscope.record.helper.scratch import make_scratch
+from stepscope.record.helper.writer import GrowingLog, Writer
+from stepscope.record.launch.launch import recorded_in, trouble_of_helpers
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -63,6 +65,30 @@ def test_a_line_cut_by_the_full_disk_is_taken_back(disk: Disk, tmp_path: Path, m
         log.flush()
     assert log.close() == 9 and not all(kept)
     assert (tmp_path / "log").read_bytes() == b"whole\n"
+
+
+def test_T32_helper_goes_on_when_there_is_room_again(disk: Disk, tmp_path: Path) -> None:
+    def said(kind: bytes, **what: Any) -> bytes:
+        return kind + json.dumps(what).encode()
+
+    scratch, run, name = make_scratch(str(tmp_path)), tmp_path / "run", "rank00000.pt.trace.json.gz"
+    helper = Writer(
+        {"rank": 0, "world_size": 1, "scratch": str(scratch), "other_ranks_wait_s": 1, "write_timeout_s": 60}
+    )
+    helper.take(said(b"m", do="claim", out=str(run), run_id="a"))
+    (plain := scratch / "window0.json").write_text('{"traceEvents": []}')
+    disk.room_bytes = 30
+    for number in range(20):
+        helper.take(said(b"s", step=number, dur_ns=5, phase="before", profiled=False))
+        helper._flush_log()
+        if number == 5:
+            helper.take(said(b"m", do="trace", plain=str(plain), name=name, about={"kind": "trace", "window": 0}))
+            helper.take(said(b"m", do="facts", window_complete=True))
+    assert helper.retries.failed_writes > 10
+    threading.Timer(0.5, lambda: setattr(disk, "room_bytes", None)).start()
+    helper.finish()
+    assert len((run / "rank00000.steps.jsonl").read_text().splitlines()) == 20 and (run / name).exists()
+    assert "nothing was lost" in str(recorded_in(run).not_written)
 
 
 JOB = """
