@@ -34,7 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    found: dict[str, list[str]] = {}
+    found = {}
     for name, text in all_pages(folder).items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(text)
