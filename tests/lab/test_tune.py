@@ -1,18 +1,14 @@
 """Which settings are tried, and what is kept on simulated jobs whose truth is known."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stepscope.contract.live import TRIAL
-from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
-from stepscope.lab.experiment import Trial, trial_in
+from stepscope.lab.experiment import Trial
 from stepscope.lab.tune import (
     EQUAL,
     INEXACT,
@@ -22,7 +18,6 @@ from stepscope.lab.tune import (
     Loader,
     agreement,
     candidates,
-    job_in,
     tune,
 )
 from stepscope.stats.change import FALSE_ALARMS
@@ -60,24 +55,6 @@ def test_loaders_are_tried_by_what_they_already_have() -> None:
     ]
     iterable = replace(CPU, loaders=(replace(LOADER, map_style=False),))
     assert names(iterable, only=["loader"]) == []
-
-
-def test_damaged_notes_of_a_trial_are_unknown(tmp_path: Path) -> None:
-    (tmp_path / RUN_JSON).write_text(json.dumps({"device": 7, "hosts": [], "environment": {"A": 1}, "backend": []}))
-    text = '{"losses": [1e999, "x", 2], "parameters": {"sum": "1"}, "loaders": [3, {"num_workers": -1}], "took": [1]}'
-    (tmp_path / rank_file(0, TRIAL)).write_text(text)
-    job = job_in(tmp_path, cores=2)
-    assert (job.device, job.local_ranks, job.backend, job.environment) == ("cpu", 1, None, {})
-    assert job.loaders == (Loader(0, False, None, False, False),)
-    line = {"start_ns": 1, "end_ns": 2, "dur_ns": 10**6, "device_ns": None, "profiled": False, "phase": "before"}
-    lines = [{"schema": 1, "rank": 0}, *({"step": n, "regions": {}, **line} for n in range(12))]
-    (tmp_path / steps_file(0)).write_text("".join(json.dumps(one) + "\n" for one in lines))
-    found = trial_in(tmp_path, warmup=5)
-    assert (found.step_ms, found.steps.shape, found.losses) == (1.0, (3, 7), (None, None, 2.0))
-    assert found.parameters is None and found.took == ()
-    assert "only 2 steps" in str(trial_in(tmp_path, warmup=10, least=5).failed)
-    assert trial_in(None, warmup=5).failed == "no step of it was recorded"
-    assert trial_in(tmp_path, warmup=5, ended="it took over 60 s and was ended").step_ms is None
 
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))

@@ -103,13 +103,13 @@ def test_variants_that_crash_hang_or_fail_spoil_nothing(faulty: dict, tmp_path: 
     sweep = Sweep("trial", "?", tuple(variants), Tolerance(0, 0, ""))
     kept: list[int] = []
     found = run_sweep(
-        sweep, spec=faulty, method=Method(runs=2, warmup_steps=1, steps=2, item_limit_s=40), out=tmp_path / "out",
+        sweep, spec=faulty, method=Method(runs=2, warmup_steps=1, steps=2, item_limit_s=15), out=tmp_path / "out",
         keep=lambda so_far: kept.append(len(so_far.runs)),
     )  # fmt: skip
     assert {name: len(runs) for name, runs in found.runs.items()} == {"first": 2, "last": 2}
     assert {name: r["what"] for name, r in found.refusals.items()} == {
         "crash": "failed", "hang": "failed", "raise": "failed", "memory": "out_of_memory"}  # fmt: skip
-    assert "signal 9" in found.refusals["crash"]["reason"] and "40 s" in found.refusals["hang"]["reason"]
+    assert "signal 9" in found.refusals["crash"]["reason"] and "15 s" in found.refusals["hang"]["reason"]
     assert found.refusals["raise"]["reason"] == "RuntimeError: no such kernel"
     assert found.message is None and max(kept) == 2
 

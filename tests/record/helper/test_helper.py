@@ -159,13 +159,6 @@ def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path)
     assert all(json.loads(entry) for entry in entries)
 
 
-def test_missing_ranks_are_named_after_the_wait(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path, world_size=3)
-    box.put({"do": "close"})
-    assert box.finish(own_wait_s=30, grace_s=10)
-    assert json.loads((folder / "run.json").read_text())["missing_ranks"] == [1, 2]
-
-
 def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
     for slower, is_beyond in ((1.0, False), (1.2, True)):
         steps = StepStatistics()
@@ -245,21 +238,6 @@ def owner_of_one(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["stepscope-20241115-results", "stepscope-12345678901234567890-x", "stepscope-1-a", "stepscope-", "stepscope-x"],
-)
-def test_T33_folders_of_the_user_are_never_touched(name: str, tmp_path: Path) -> None:
-    theirs = tmp_path / name
-    theirs.mkdir()
-    (theirs / "results.csv").write_text("1,2\n")
-    (tmp_path / "stepscope-7-file").write_text("not even a folder")
-    remove_scratch(make_scratch(str(tmp_path)))
-    remove_scratch(theirs)
-    assert (theirs / "results.csv").read_text() == "1,2\n"
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({name, "stepscope-7-file"})
 
 
 def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path: Path) -> None:
