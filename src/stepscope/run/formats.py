@@ -30,6 +30,7 @@ from stepscope.trace.nsight_tools import (
     is_sqlite,
     require_tool,
 )
+from stepscope.trace.pftrace import is_pftrace
 from stepscope.trace.read import Budget, read
 from stepscope.trace.table import Trace
 from stepscope.units import printable, readable_bytes
@@ -224,6 +225,14 @@ _KINETO = Format(
     title="Kineto trace",
     ending="pt.trace.json.gz",
     is_it=lambda head: _EVENTS.search(head.start) is not None,
+    look=_look,
+    store=_store,
+)
+_PERFETTO = Format(
+    id="pftrace",
+    title="Perfetto trace",
+    ending="pftrace.gz",
+    is_it=lambda head: is_pftrace(head.start),
     look=_look,
     store=_store,
 )
@@ -506,6 +515,7 @@ FORMATS: tuple[Format, ...] = (
     _NSIGHT_COMPUTE_REPORT,
     _NSIGHT_COMPUTE,
     MEMORY_SNAPSHOT,
+    _PERFETTO,
     FLIGHT_RECORDER,
     _NCCL_INSPECTOR,
     _KINETO,

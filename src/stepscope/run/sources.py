@@ -15,7 +15,12 @@ from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
-_TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
+_PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+_TRACE_ENDINGS = (
+    *(".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", *_PERFETTO_ENDINGS, ".sqlite", NSYS_REPORT),
+)
+# in a run folder, next to files of the recorder that have a rank in their names too
+_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", NSYS_REPORT)
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
@@ -285,4 +290,4 @@ def _is_exported(path: Path) -> bool:
 
 
 def _beside(name: str) -> bool:
-    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", NSYS_REPORT))
+    return rank_of(name) is not None and ".trace." not in name and not name.endswith(_OF_RANK)

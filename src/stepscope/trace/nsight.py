@@ -184,7 +184,7 @@ class Events:
 
 _SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
 # Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
-_OPERATOR = re.compile(
+OPERATOR = re.compile(
     r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
     # What PyTorch itself runs as functions without a namespace.
     r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
@@ -589,7 +589,7 @@ def _ranges(
         found = known.get(plain)
         if found is None:
             name, _, sizes = plain.partition(_SIZES)
-            category = operator if _OPERATOR.match(name) else annotation
+            category = operator if OPERATOR.match(name) else annotation
             found = known[plain] = category, texts.id(name), texts.id(sizes) if sizes else -1
         categories[i], names[i], dims[i] = found
         if of_sequence is not None:
