@@ -683,6 +683,8 @@ static enum status read_packets(const u8 **at, int *lost) {
             if (waste > max_waste) { p = block_end; continue; }
             if (!is_one) { p++; continue; }
             *lost = 0;
+            counts.malformed += (u32)cut; /* not the end of the file, then */
+            cut = 0;
         }
         if (LIKELY(is_one && take_packet(body, body + length))) { p = body + length; continue; }
         note_bad(p);
