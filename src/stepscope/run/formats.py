@@ -27,6 +27,7 @@ from stepscope.trace.nsight_tools import (
     export_ncu,
     export_nsys,
     exported_metrics,
+    is_rocpd,
     is_sqlite,
     require_tool,
 )
@@ -379,6 +380,23 @@ def _exported_later(tool: str) -> Callable[[Path, BytesRead], Contents]:
     return look
 
 
+def _look_rocpd(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.rocpd import read_rocpd  # only where there is such a file
+
+    traces = read_rocpd(path, progress=told)
+    count = sum(trace.num_events for trace in traces)
+    several = f" of {len(traces)} processes" if len(traces) > 1 else ""
+    return Contents(f"{count:,} kernels, copies and calls{several}", whole_job=len(traces) > 1)
+
+
+_ROCPD = Format(
+    id="rocpd",
+    title="rocpd database",
+    ending="rocpd.db",
+    is_it=lambda head: is_rocpd(head.start),
+    look=_look_rocpd,
+    needs_rank=False,
+)
 _NSIGHT_SYSTEMS = Format(
     id="nsys",
     title="Nsight Systems export",
@@ -510,6 +528,7 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 # The first match wins, so formats with a magic number come first.
 
 FORMATS: tuple[Format, ...] = (
+    _ROCPD,
     _NSIGHT_SYSTEMS,
     _NSIGHT_SYSTEMS_REPORT,
     _NSIGHT_COMPUTE_REPORT,
@@ -566,6 +585,10 @@ def source_reader(
 
         try:
             is_report = source.path.name.endswith(NSYS_REPORT)
+            if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):
+                from stepscope.trace.rocpd import read_rocpd  # only where there is such a file
+
+                return read_rocpd(source.path, progress=report, budget=budget)
             if is_report or is_sqlite(source.path):
                 from stepscope.trace.nsight import read_nsys  # only where there is such a file
                 from stepscope.trace.nsight_tools import exported_report

@@ -16,11 +16,13 @@ from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
 _PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+# of rocprofv3's databases; nothing else there has it
+_ROCPD = ".db"
 _TRACE_ENDINGS = (
-    *(".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", *_PERFETTO_ENDINGS, ".sqlite", NSYS_REPORT),
+    *(".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", *_PERFETTO_ENDINGS, ".sqlite", _ROCPD, NSYS_REPORT),
 )
 # in a run folder, next to files of the recorder that have a rank in their names too
-_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", NSYS_REPORT)
+_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", _ROCPD, NSYS_REPORT)
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"

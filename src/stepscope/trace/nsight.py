@@ -856,12 +856,17 @@ def read_nsys(
 
 @contextmanager
 def _opened_export(path: str | Path) -> Iterator[Database]:
+    with opened_database(path) as db:
+        if not any(db.has(table) for table in (*_TABLES, *_ABOUT)) or not db.has("StringIds"):
+            raise TraceError(f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables")
+        yield db
+
+
+@contextmanager
+def opened_database(path: str | Path) -> Iterator[Database]:
+    """Open a database; all that can be wrong with it is a `TraceError`."""
     try:
         with Database(Path(path)) as db:
-            if not any(db.has(table) for table in (*_TABLES, *_ABOUT)) or not db.has("StringIds"):
-                raise TraceError(
-                    f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables"
-                )
             yield db
     except OverBudget as error:
         raise TraceError(f"{path}: {error}") from error

@@ -129,3 +129,11 @@ def is_sqlite(path: Path) -> bool:
             return f.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
+
+
+def is_rocpd(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is an sqlite database of rocprofiler-sdk.
+
+    The first pages have the names of its tables.
+    """
+    return start.startswith(MAGIC) and b"rocpd_" in start

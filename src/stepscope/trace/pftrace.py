@@ -175,7 +175,7 @@ def _nested(is_end: npt.NDArray[np.bool_], track: Int64s, ts: Int64s) -> tuple[_
 
 
 def _sorted_places(values: Int64s) -> _Rows:
-    small = len(values) > 0 and 0 <= int(values.min()) and int(values.max()) < 1 << 16  # numpy counts those
+    small = len(values) > 0 and int(values.min()) >= 0 and int(values.max()) < 1 << 16  # numpy counts those
     return np.argsort(values.astype(np.uint16) if small else values, kind="stable")
 
 
