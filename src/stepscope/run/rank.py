@@ -25,6 +25,7 @@ from stepscope.trace.table import (
     labels,
     names_by_kind,
 )
+from stepscope.units import NS_PER_MS
 
 CPU = "CPU"
 # reading a number from memory of the host never takes as long, unless the thread loses its core meanwhile
@@ -328,6 +329,14 @@ def quality_warnings(ranks: Sequence[Rank]) -> list[str]:
         total = sum(n for n, _ in counts)
         if total:
             lines.append(f"{total:,} {what}{_where(counts)}")
+    lost = [(r.joins.lost_first, r.rank) for r in ranks if r.joins.lost_first]
+    if lost:
+        most_ns = max(r.joins.lost_first_ns for r in ranks)
+        lines.append(
+            f"{sum(n for n, _ in lost):,} launches before the first with device work: the driver dropped their records, "
+            f"up to {most_ns / NS_PER_MS:.3g} ms of device work per rank are missing and count as idle"
+            f"{_where(lost) if len(ranks) > 1 else ''}"
+        )
     return [*cut_off(ranks), *lines] + [f"rank {r.rank}: {note}" for r in ranks for note in r.trace.quality.notes]
 
 
