@@ -402,6 +402,7 @@ def hostile_exports(rng: Random) -> Iterator[Case]:
 
 
 PERFETTO = ("perfetto/sdk.pftrace.gz", "perfetto/torch.pftrace.gz")
+CHAKRA = "chakra/chakra.0.et.gz"
 ROCPD = "rocpd/small.db.gz"
 _ROCPD_SUFFIX = "_00005b1c_9e1a_7d2f_8000_0123456789ab"
 _ROCPD_COLUMNS = {
@@ -417,13 +418,15 @@ _ROCPD_COLUMNS = {
 
 
 def other_recordings(rng: Random) -> Iterator[Case]:
-    """Yield commands that read a hostile Perfetto trace or rocpd database."""
+    """Yield commands that read a hostile Perfetto trace, rocpd database or Chakra trace."""
     while True:
         if rng.random() < 0.7:
             name, place = rng.choice(PERFETTO), "run/rank00000.pftrace"
+            if rng.random() < 0.25:
+                name, place = CHAKRA, "run/chakra.0.et"
             size = len(seed_text(name))
             edits = [_edit(rng, name, size) for _ in range(rng.choice((1, 1, 2, 4, 30)))]
-            packed, ending = _packed(rng)
+            packed, ending = _packed(rng) if name != CHAKRA else ([], "")
             recipe, place, what = seed(name, *edits, *packed), place + ending, f"{name}: {edits[0][0]}"
         else:
             edits, what = _sql_edits(rng, ROCPD, _ROCPD_COLUMNS, _ROCPD_SUFFIX)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import dataclass
-from stepscope.run.sources import Source, rank_in_header, rank_in_name
+from stepscope.run.sources import CHAKRA, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
 from stepscope.trace.nsight_tools import (
@@ -389,6 +389,21 @@ def _look_rocpd(path: Path, told: BytesRead) -> Contents:
     return Contents(f"{count:,} kernels, copies and calls{several}", whole_job=len(traces) > 1)
 
 
+def _look_chakra(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.chakra import read_chakra  # only where there is such a file
+
+    (trace,) = read_chakra(path, progress=told)
+    rank = rank_in_header(trace.header)
+    return Contents(f"{trace.num_events:,} operations", () if rank is None else (rank,))
+
+
+_CHAKRA = Format(
+    id="chakra",
+    title="Chakra execution trace",
+    ending="chakra.et",
+    is_it=lambda head: head.name.endswith(CHAKRA),
+    look=_look_chakra,
+)
 _ROCPD = Format(
     id="rocpd",
     title="rocpd database",
@@ -529,6 +544,7 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 
 FORMATS: tuple[Format, ...] = (
     _ROCPD,
+    _CHAKRA,
     _NSIGHT_SYSTEMS,
     _NSIGHT_SYSTEMS_REPORT,
     _NSIGHT_COMPUTE_REPORT,
@@ -584,6 +600,10 @@ def source_reader(
                 progress(sum(done.values()), total)
 
         try:
+            if source.path.name.endswith(CHAKRA):
+                from stepscope.trace.chakra import read_chakra  # only where there is such a file
+
+                return read_chakra(source.path, progress=report, budget=budget)
             is_report = source.path.name.endswith(NSYS_REPORT)
             if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):
                 from stepscope.trace.rocpd import read_rocpd  # only where there is such a file

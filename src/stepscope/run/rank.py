@@ -331,9 +331,9 @@ def quality_warnings(ranks: Sequence[Rank]) -> list[str]:
             lines.append(f"{total:,} {what}{_where(counts)}")
     lost = [(r.joins.lost_first, r.rank) for r in ranks if r.joins.lost_first]
     if lost:
-        most_ns = max(r.joins.lost_first_ns for r in ranks)
+        most_ns, total = max(r.joins.lost_first_ns for r in ranks), sum(n for n, _ in lost)
         lines.append(
-            f"{sum(n for n, _ in lost):,} launches before the first with device work: the driver dropped their records, "
+            f"{total:,} launches before the first with device work, their records dropped by the driver: "
             f"up to {most_ns / NS_PER_MS:.3g} ms of device work per rank are missing and count as idle"
             f"{_where(lost) if len(ranks) > 1 else ''}"
         )

@@ -18,11 +18,24 @@ from stepscope.units import printable
 _PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 # of rocprofv3's databases; nothing else there has it
 _ROCPD = ".db"
+# Chakra execution traces: `NAME.3.et` is of rank 3
+CHAKRA = ".et"
 _TRACE_ENDINGS = (
-    *(".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", *_PERFETTO_ENDINGS, ".sqlite", _ROCPD, NSYS_REPORT),
+    *(
+        ".json",
+        ".json.gz",
+        ".json.zst",
+        ".trace",
+        ".trace.gz",
+        *_PERFETTO_ENDINGS,
+        ".sqlite",
+        _ROCPD,
+        CHAKRA,
+        NSYS_REPORT,
+    ),
 )
 # in a run folder, next to files of the recorder that have a rank in their names too
-_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", _ROCPD, NSYS_REPORT)
+_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", _ROCPD, CHAKRA, NSYS_REPORT)
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
