@@ -72,10 +72,10 @@ def rocpd(document: dict[str, Any], path: Path, *, pid: int = 77) -> None:
         of = {"event_id": add("event", category_id=string(category), stack_id=stack, correlation_id=0, extdata=extra)}
         if kind in ("kernel", "gpu_memcpy"):
             agent = _FIRST_GPU + int(event["pid"])
-            where = {"queue_id": 3, "stream_id": event["tid"]}
+            where: dict[str, Any] = {"queue_id": 3, "stream_id": event["tid"]}
         if kind == "kernel":
             block = args.get("block", [1, 1, 1])
-            size = {f"workgroup_size_{a}": n for a, n in zip("xyz", block, strict=True)}
+            size: dict[str, Any] = {f"workgroup_size_{a}": n for a, n in zip("xyz", block, strict=True)}
             grid = zip("xyz", args.get("grid", [1, 1, 1]), block, strict=True)
             size |= {f"grid_size_{a}": n * b for a, n, b in grid}
             add("kernel_dispatch", **times, **of, **where, **size, agent_id=agent, kernel_id=symbol(event["name"]))
@@ -83,7 +83,7 @@ def rocpd(document: dict[str, Any], path: Path, *, pid: int = 77) -> None:
             way = event["name"].split()[1]
             ends = (1, agent) if way == "DtoH" else (agent, 1)
             name = string(f"MEMORY_COPY_{_COPIES[way]}")
-            target = {"dst_agent_id": ends[0], "src_agent_id": ends[1], "size": args.get("bytes", 0)}
+            target: dict[str, Any] = {"dst_agent_id": ends[0], "src_agent_id": ends[1], "size": args.get("bytes", 0)}
             add("memory_copy", **times, **of, **where, **target, name_id=name)
         else:
             if event["tid"] not in threads:

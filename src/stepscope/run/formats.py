@@ -27,6 +27,7 @@ from stepscope.trace.nsight_tools import (
     export_ncu,
     export_nsys,
     exported_metrics,
+    is_nsys_json,
     is_rocpd,
     is_sqlite,
     require_tool,
@@ -200,6 +201,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
 _CHUNK_BYTES = 1 << 20
+_JSON = (".json", ".jsonl")
 
 
 def _look(path: Path, told: BytesRead) -> Contents:
@@ -420,6 +422,31 @@ _NSIGHT_SYSTEMS = Format(
     look=_look_nsys,
     needs_rank=False,
 )
+
+
+def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+
+    traces = read_nsys_json(path, progress=told)
+    ranks = tuple(rank for trace in traces if (rank := rank_in_header(trace.header)) is not None)
+    return Contents(f"{len(traces)} processes", ranks, whole_job=len(traces) > 1)
+
+
+def _store_nsys_json(source: Path, target: Path) -> None:
+    from stepscope.trace.nsight_json import to_sqlite  # only where there is such a file
+
+    to_sqlite(source, target)
+
+
+_NSIGHT_SYSTEMS_JSON = Format(
+    id="nsys-json",
+    title="Nsight Systems JSON export",
+    ending="nsys.sqlite",
+    is_it=lambda head: is_nsys_json(head.start),
+    look=_look_nsys_json,
+    store=_store_nsys_json,
+    needs_rank=False,
+)
 _NSIGHT_SYSTEMS_REPORT = Format(
     id="nsys-report",
     title="Nsight Systems report",
@@ -545,6 +572,7 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 FORMATS: tuple[Format, ...] = (
     _ROCPD,
     _CHAKRA,
+    _NSIGHT_SYSTEMS_JSON,
     _NSIGHT_SYSTEMS,
     _NSIGHT_SYSTEMS_REPORT,
     _NSIGHT_COMPUTE_REPORT,
@@ -605,6 +633,10 @@ def source_reader(
 
                 return read_chakra(source.path, progress=report, budget=budget)
             is_report = source.path.name.endswith(NSYS_REPORT)
+            if source.path.name.endswith(_JSON) and is_nsys_json(file_head(source.path).start):
+                from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+
+                return read_nsys_json(source.path, progress=report, budget=budget)
             if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):
                 from stepscope.trace.rocpd import read_rocpd  # only where there is such a file
 

@@ -20,7 +20,7 @@ from stepscope.records import dataclass
 from stepscope.side_file import open_side_file
 from stepscope.trace.nsight import Events, Rows, Texts
 from stepscope.trace.read import Budget, Share
-from stepscope.trace.table import Quality, Trace, drop_implausible
+from stepscope.trace.table import DEVICE_CALL, Quality, Trace, drop_implausible
 from stepscope.units import NS_PER_US
 
 _MAX_BYTES = 1 << 30
@@ -34,7 +34,6 @@ _OPS = (
 )  # fmt: skip
 _PART = re.compile(r"\(\d+\)$")
 _RANK = re.compile(r"\.(\d{1,9})\.et$")
-_CALL = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*$")
 _MAX_NS = 1 << 61
 
 
@@ -245,7 +244,7 @@ def _rows(nodes: dict[int, Node], starts: dict[int, int], texts: Texts) -> Rows:
             continue
         text, until = _PART.sub("", node.name), begin + node.dur_ns
         if node.on_host:
-            add("cuda_runtime" if _CALL.match(text) else "cpu_op", text, node.lane, begin, until)
+            add("cuda_runtime" if DEVICE_CALL.match(text) else "cpu_op", text, node.lane, begin, until)
             continue
         row = add(_device_category(text), text, node.lane, begin, until)
         launcher = next((nodes[w] for w in node.waits if w in starts and nodes[w].on_host), None)

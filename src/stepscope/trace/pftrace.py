@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.table import (
+    DEVICE_CALL,
     DEVICE_PROCESS,
     NO_STRING,
     NONE_NS,
+    OPERATOR,
     STRING_ID_BASE,
     Columns,
     Int64s,
@@ -32,7 +34,6 @@ _DEVICE_TRACK = re.compile(r"^(?:COMPUTE|COPY to) \w+ \[(\d{1,9})\] (?:STREAM|QU
 _THREAD_TRACK = re.compile(r"^THREAD \d+ \((\d{1,18})\)")
 _SYNC_PROCESS = re.compile(r"^GPU \d+$")
 _OVERHEAD = "Overhead"
-_CALL = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*$")
 _DRIVER = re.compile(r"^cu[A-Z]")
 
 _Rows = npt.NDArray[np.intp]
@@ -230,15 +231,13 @@ def _categories(
     text_id: Callable[[str], int],
 ) -> npt.NDArray[np.int32]:
     """Return the categories that Kineto would have given to slices that have none."""
-    from stepscope.trace.nsight import OPERATOR  # only where there is such a file
-
     names = columns["name"][rows]
     used, back = np.unique(names, return_inverse=True)
     texts = [strings[i] if i != NO_STRING else "" for i in used.tolist()]
     calls = [text_id("cuda_driver" if _DRIVER.match(text) else "cuda_runtime") for text in texts]
     others = [text_id("cpu_op" if OPERATOR.match(text) else "user_annotation") for text in texts]
     out = np.array(others, np.int32)[back]
-    is_call = np.array([_CALL.match(text) is not None for text in texts], bool)[back] | _has(args, "cbid", rows)
+    is_call = np.array([DEVICE_CALL.match(text) is not None for text in texts], bool)[back] | _has(args, "cbid", rows)
     out[is_call] = np.array(calls, np.int32)[back][is_call]
     out[_has(args, "python_id", rows)] = text_id("python_function")
     for pid, name in tracks.process_name.items():

@@ -526,6 +526,17 @@ _DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[
 # ranges of PyTorch's own that once had the category of operators
 _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
 
+# Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
+OPERATOR = re.compile(
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
+)
+# calls of a device's runtime or driver, by their names
+DEVICE_CALL = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*$")
+
 # that are quicker looked for among all rows than in those of some kinds
 _FEW_NAMES = 8
 
