@@ -15,7 +15,7 @@ from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
-_PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+_PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".pftrace.zst", ".perfetto-trace", ".perfetto-trace.gz")
 # of rocprofv3's databases; nothing else there has it
 _ROCPD = ".db"
 # Chakra execution traces: `NAME.3.et` is of rank 3

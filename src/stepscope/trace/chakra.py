@@ -224,7 +224,7 @@ def _schedule(nodes: dict[int, Node]) -> dict[int, int]:
 
 
 def _rows(nodes: dict[int, Node], starts: dict[int, int], texts: Texts) -> Rows:
-    cat, name, tid, start, end = [], [], [], [], []
+    cat, name, tid, start, end = ([0][:0] for _ in range(5))
     args: dict[str, dict[int, int]] = defaultdict(dict)
 
     def add(category: str, text: str, lane: int, begin: int, until: int) -> int:
