@@ -82,9 +82,9 @@ def rocpd(document: dict[str, Any], path: Path, *, pid: int = 77) -> None:
         elif kind == "gpu_memcpy":
             way = event["name"].split()[1]
             ends = (1, agent) if way == "DtoH" else (agent, 1)
-            name = string(f"MEMORY_COPY_{_COPIES[way]}")
+            copied = string(f"MEMORY_COPY_{_COPIES[way]}")
             target: dict[str, Any] = {"dst_agent_id": ends[0], "src_agent_id": ends[1], "size": args.get("bytes", 0)}
-            add("memory_copy", **times, **of, **where, **target, name_id=name)
+            add("memory_copy", **times, **of, **where, **target, name_id=copied)
         else:
             if event["tid"] not in threads:
                 threads[event["tid"]] = add("info_thread", pid=pid, tid=event["tid"])

@@ -224,19 +224,14 @@ def _schedule(nodes: dict[int, Node]) -> dict[int, int]:
 
 
 def _rows(nodes: dict[int, Node], starts: dict[int, int], texts: Texts) -> Rows:
-    cat, name, tid, start, end = ([0][:0] for _ in range(5))
+    table: dict[str, list[int]] = {column: [] for column in ("cat", "name", "tid", "start", "end")}
     args: dict[str, dict[int, int]] = defaultdict(dict)
 
     def add(category: str, text: str, lane: int, begin: int, until: int) -> int:
-        for column, value in (
-            (cat, texts.id(category)),
-            (name, texts.id(text)),
-            (tid, lane),
-            (start, begin),
-            (end, until),
-        ):
+        values = (texts.id(category), texts.id(text), lane, begin, until)
+        for column, value in zip(table.values(), values, strict=True):
             column.append(value)
-        return len(cat) - 1
+        return len(table["cat"]) - 1
 
     for node in nodes.values():
         begin = starts.get(node.id)
@@ -254,8 +249,8 @@ def _rows(nodes: dict[int, Node], starts: dict[int, int], texts: Texts) -> Rows:
             args["correlation"][row] = args["correlation"][launch] = node.id + 1
         args["device"][row], args["stream"][row] = 0, node.lane
         _add_communication(node, row, args, texts)
-    number = len(cat)
-    lane = np.array(tid, np.int64)
+    number = len(table["cat"])
+    of = {column: np.array(values, np.int64) for column, values in table.items()}
     columns = {}
     for key, values in args.items():
         found, known = np.zeros(number, np.int64), np.zeros(number, bool)
@@ -263,18 +258,8 @@ def _rows(nodes: dict[int, Node], starts: dict[int, int], texts: Texts) -> Rows:
         fits = [v if abs(v) < 1 << 62 else -1 for v in values.values()]
         found[places], known[places] = fits, True
         columns[key] = found, known
-    process = np.zeros(number, np.int64)
-    times = (np.array(start, np.int64), np.array(end, np.int64))
-    return Rows(
-        process,
-        np.array(cat, np.int32),
-        np.array(name, np.int32),
-        process,
-        lane,
-        *times,
-        np.ones(number, bool),
-        columns,
-    )
+    process, ids = np.zeros(number, np.int64), (of["cat"].astype(np.int32), of["name"].astype(np.int32))
+    return Rows(process, *ids, process, of["tid"], of["start"], of["end"], np.ones(number, bool), columns)
 
 
 def _device_category(name: str) -> str:
