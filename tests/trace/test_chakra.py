@@ -48,6 +48,7 @@ def test_what_is_written_is_read_as_the_same_run(tmp_path: Path) -> None:
     assert main(["export", str(RUN), "--chakra", str(out)]) == 0
     original = stepscope.load(RUN)
     replay = original.account.replay
+    assert replay is not None
     for index, rank in enumerate(original.run.ranks):
         (found,) = read_chakra(out / f"chakra.{rank.rank}.et")
         program = replay.programs[index]
