@@ -3,7 +3,7 @@
     length, GlobalMetadata | length, Node | length, Node ...      field numbers of schema/protobuf/et_def.proto
 
 Where the nodes have no start, they run as soon as their dependencies have ended and their thread or stream is free. So
-gaps of the host are not in such a trace. Times are whole microseconds; nanoseconds where we wrote it (`chakra_nodes`).
+gaps of the host are not in such a trace. Times are whole microseconds; nanoseconds where `stepscope export` wrote it.
 """
 
 import heapq
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.errors import TraceError
-from stepscope.records import dataclass
 from stepscope.side_file import open_side_file
 from stepscope.trace.nsight import Events, Rows, Texts
 from stepscope.trace.read import Budget, Share
@@ -28,7 +27,7 @@ _BYTES_PER_NODE = 600
 _COLLECTIVE, _SEND, _RECEIVE = 7, 5, 6
 _COMPUTE = 4
 # of CollectiveCommType, in its order
-_OPS = (
+COLLECTIVE_TYPES = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
     "reduce_scatter", "barrier",
 )  # fmt: skip
@@ -272,8 +271,8 @@ def _add_communication(node: Node, row: int, args: dict[str, dict[int, int]], te
     if node.kind not in (_COLLECTIVE, _SEND, _RECEIVE):
         return
     kind, size = node.attrs.get("comm_type"), node.attrs.get("comm_size")
-    known = isinstance(kind, int) and node.kind == _COLLECTIVE and kind < len(_OPS)
-    op = _OPS[kind] if known and isinstance(kind, int) else "send" if node.kind == _SEND else "recv"
+    known = isinstance(kind, int) and node.kind == _COLLECTIVE and kind < len(COLLECTIVE_TYPES)
+    op = COLLECTIVE_TYPES[kind] if known and isinstance(kind, int) else "send" if node.kind == _SEND else "recv"
     if known or node.kind != _COLLECTIVE:
         args["collective"][row] = texts.id(op)
     if isinstance(size, int):
@@ -282,69 +281,3 @@ def _add_communication(node: Node, row: int, args: dict[str, dict[int, int]], te
     group = node.attrs.get("pg_name")
     if isinstance(group, str) and group:
         args["group_name"][row] = texts.id(group)
-
-
-# Writing: the nodes of one rank as a file's pieces.
-
-
-@dataclass(frozen=True)
-class Written:
-    """A node to be written; ids are those of the nodes, from 1 on."""
-
-    name: str
-    kind: int
-    lane: int
-    start_ns: int
-    dur_ns: int
-    on_host: bool
-    waits: tuple[int, ...] = ()
-    comm_op: str | None = None
-    comm_bytes: int | None = None
-    group: str | None = None
-
-
-def chakra_pieces(nodes: Iterator[Written]) -> Iterator[bytes]:
-    """Yield the bytes of an execution trace."""
-    yield _framed(_bytes(1, b"0.0.4"))
-    for number, node in enumerate(nodes, start=1):
-        attrs: list[bytes] = [
-            _attr("is_cpu_op", 27, int(node.on_host)),
-            _attr("tid" if node.on_host else "stream", 9, node.lane),
-            _attr("start_ns", 9, node.start_ns),
-            _attr("duration_ns", 9, node.dur_ns),
-        ]
-        if node.comm_op in _OPS:
-            attrs.append(_attr("comm_type", 9, _OPS.index(node.comm_op)))
-        if node.comm_bytes is not None:
-            attrs.append(_attr("comm_size", 9, node.comm_bytes))
-        if node.group:
-            attrs.append(_bytes(10, _bytes(1, b"pg_name") + _bytes(29, node.group.encode(errors="replace"))))
-        waits = b"".join(map(_number, node.waits))
-        times = _int(6, node.start_ns // NS_PER_US) + _int(7, round(node.dur_ns / NS_PER_US))
-        head = _int(1, number) + _bytes(2, node.name.encode(errors="replace")) + _int(3, node.kind)
-        yield _framed(head + (_bytes(5, waits) if waits else b"") + times + b"".join(attrs))
-
-
-def _framed(message: bytes) -> bytes:
-    return _number(len(message)) + message
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    value %= 1 << 64
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*out, value))
-
-
-def _int(field: int, value: int) -> bytes:
-    return _number(field << 3) + _number(value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _number(field << 3 | 2) + _number(len(value)) + value
-
-
-def _attr(name: str, field: int, value: int) -> bytes:
-    return _bytes(10, _bytes(1, name.encode()) + _int(field, value))
