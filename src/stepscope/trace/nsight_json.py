@@ -24,7 +24,6 @@ from stepscope.trace.table import Trace
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,80}")
 _MAX_TABLES, _MAX_COLUMNS, _ROWS_AT_ONCE = 500, 200, 5_000
-_KEYS = {"StringIds": "id"}
 
 
 def read_nsys_json(
@@ -85,22 +84,15 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _insert(db: sqlite3.Connection, table: str, known: list[str], rows: list[dict[str, Any]]) -> None:
+    if not known:  # ids of texts are the key, as in the sqlite export; all others begin with a column that is not used
+        known.append("id" if table == "StringIds" else "_")
+        db.execute(f'CREATE TABLE "{table}" ("{known[0]}"{" INTEGER PRIMARY KEY" if known[0] == "id" else ""})')
     taken = {name.lower() for name in known}
     for name in dict.fromkeys(name for row in rows for name in row):
-        if name.lower() in taken or not _NAME.fullmatch(name) or len(known) == _MAX_COLUMNS:
-            continue
-        kind = " INTEGER PRIMARY KEY" if _KEYS.get(table) == name else ""
-        if known:
+        if name.lower() not in taken and _NAME.fullmatch(name) and len(known) < _MAX_COLUMNS:
             db.execute(f'ALTER TABLE "{table}" ADD COLUMN "{name}"')
-        else:
-            first = f'"{_KEYS[table]}" INTEGER PRIMARY KEY, ' if table in _KEYS and not kind else ""
-            db.execute(f'CREATE TABLE "{table}" ({first}"{name}"{kind})')
-            known += [_KEYS[table]] if first else []
-            taken |= {_KEYS[table].lower()} if first else set()
-        known.append(name)
-        taken.add(name.lower())
-    if not known:
-        return
+            known.append(name)
+            taken.add(name.lower())
     marks, listed = ", ".join("?" * len(known)), ", ".join(f'"{name}"' for name in known)
     values = ([_value(row.get(name)) for name in known] for row in rows)
     db.executemany(f'INSERT OR IGNORE INTO "{table}" ({listed}) VALUES ({marks})', values)
