@@ -25,7 +25,7 @@ from stepscope.trace.table import (
     labels,
     names_by_kind,
 )
-from stepscope.units import rank_ranges
+from stepscope.units import NS_PER_MS, rank_ranges
 
 CPU = "CPU"
 # reading a number from memory of the host never takes as long, unless the thread loses its core meanwhile
@@ -329,6 +329,14 @@ def quality_warnings(ranks: Sequence[Rank]) -> list[str]:
         total = sum(n for n, _ in counts)
         if total:
             lines.append(f"{total:,} {what}{_where(counts)}")
+    lost = [(r.joins.lost_first, r.rank) for r in ranks if r.joins.lost_first]
+    if lost:
+        most_ns, total = max(r.joins.lost_first_ns for r in ranks), sum(n for n, _ in lost)
+        lines.append(
+            f"{total:,} launches before the first with device work, their records dropped by the driver: "
+            f"up to {most_ns / NS_PER_MS:.3g} ms of device work per rank are missing and count as idle"
+            f"{_where(lost) if len(ranks) > 1 else ''}"
+        )
     return [*cut_off(ranks), *lines] + [f"rank {r.rank}: {note}" for r in ranks for note in r.trace.quality.notes]
 
 
