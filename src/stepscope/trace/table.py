@@ -720,10 +720,10 @@ def _without_far_times(
     if not fits:  # the base time itself is what is wrong
         base_ns, within = 0, _within_64_bits(columns, 0)
     notes: tuple[str, ...] = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
-    columns, args = _only(columns, args, within)
+    columns, args = only_rows(columns, args, within)
     _add_base(columns, base_ns)
     near, jump_ns = _near_the_rest(columns)
-    columns, args = _only(columns, args, near)
+    columns, args = only_rows(columns, args, near)
     if jump_ns:
         notes += (f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",)
     return columns, args, notes
@@ -802,7 +802,8 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     return stray, int(start[kept].min()), int(end[kept].max()), jump_ns
 
 
-def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
+def only_rows(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
+    """Return the rows to keep of all columns."""
     if keep.all():
         return columns, args
     number = np.cumsum(keep) - 1
