@@ -20,6 +20,7 @@ from stepscope.analyze.host_time import (
     computing_operators,
     data_loading,
     host_calls,
+    is_allocation,
     is_synchronisation,
     records_operators,
     runtime_rows,
@@ -690,12 +691,10 @@ def _cold_calls(rank: Rank) -> Rows:
         return rows
     start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
-    if rank.joins.launches_without_work:  # freeing waits for work, and that of some launches was not recorded
-        first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(
-            initial=_NEVER
-        )
-        frees = by_string(trace, trace["name"][rows], lambda name: "Free" in name).astype(bool)
-        rows = rows[~frees | (trace["ts_ns"][rows] < first_launch)]
+    # later calls of the allocator wait for work, or empty its cache
+    first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(initial=_NEVER)
+    of_memory = by_string(trace, trace["name"][rows], is_allocation).astype(bool)
+    rows = rows[~of_memory | (trace["ts_ns"][rows] < first_launch)]
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
     kernel = lookup(work.launch_row[launched], work.name[launched], rows)
