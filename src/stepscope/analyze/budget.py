@@ -28,6 +28,7 @@ from stepscope.analyze.host_time import (
     STALL_NS,
     allocations,
     around_calls,
+    computing_operators,
     is_allocation,
     is_synchronisation,
     launching_spans,
@@ -252,9 +253,12 @@ def _blocking_copies(rank: Rank) -> Rows:
 
 
 def _slow_calls(rank: Rank, threads: Int64s) -> Intervals:
-    """Return the calls that neither wait, copy nor allocate and take far longer than a launch: they load a module."""
+    """Return the calls that neither wait, copy nor allocate and take far longer than a launch, as loading a module
+    does, and the operators that take as long without a call.
+    """
     calls = rank.rows_named(_is_own, EventKind.RUNTIME)
-    return _spans(rank, calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS], threads)
+    slow = calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS]
+    return _spans(rank, np.concatenate((slow, computing_operators(rank))), threads)
 
 
 def _is_own(call: str) -> bool:

@@ -563,12 +563,12 @@ class StepPeriods(ArrayRecord):
 def step_periods(rank: Rank) -> StepPeriods | None:
     """Return the periods of a rank's steps, None for a trace without evidence of them.
 
-    A rank without a device has the host's spans. Without steps that launched work all of it is one period.
+    A rank without a device, or without launches, has the host's spans. Without steps all of it is one period.
     """
-    if rank.has_device:
-        work = rank.work
-        in_steps = rank.steps.known > 0 and bool((work.step >= 0).any())
-        return _device_periods(rank) if in_steps else _one(*device_window(rank))
+    if rank.has_device and rank.steps.known and (rank.work.step >= 0).any():
+        return _device_periods(rank)
+    if rank.has_device and not _spanned(rank):
+        return _one(*device_window(rank))
     if rank.steps.known:
         start, end = rank.steps.start_ns, _host_ends(rank)
         return _periods(np.arange(len(start)), start, end, np.ones(len(start), bool))
@@ -577,6 +577,14 @@ def step_periods(rank: Rank) -> StepPeriods | None:
         return None
     start = rank.trace["ts_ns"][rows]
     return _one(start.min(), (start + rank.trace["dur_ns"][rows]).max())
+
+
+def _spanned(rank: Rank) -> bool:
+    """Return whether the device's work, none of which has a launch, is in the steps."""
+    work, steps = rank.work, rank.steps
+    if not steps.known or (work.launch_row >= 0).any():
+        return False
+    return bool(steps.start_ns.min() <= work.start_ns.min() and work.end_ns.max() <= steps.end_ns.max())
 
 
 def device_window(rank: Rank) -> tuple[int, int]:

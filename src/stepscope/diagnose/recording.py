@@ -569,17 +569,23 @@ def longest_operator(account: Account) -> tuple[str, float] | None:
     return longest.name, longest.host_self_ns / max(sum(one.host_self_ns for one in operators), 1.0)
 
 
-def _single_operation(account: Account) -> str | None:
+def _hardly_any_operation(account: Account) -> str | None:
+    """Return how few operations were recorded, where not even what they compute shows: one, or calls of small tensors."""
     count = max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
-    return "cannot be diagnosed: the trace has a single operation" if count == 1 and not account.num_steps else None
+    if count == 1 and not account.num_steps:
+        return "cannot be diagnosed: the trace has a single operation"
+    small = _few_operations(account) is not None and _calling_operators(account)[0]
+    return f"cannot be diagnosed: the trace has {count} operations on small tensors" if small else None
 
 
 def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
-    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
+    if account.num_steps >= _OFTEN or count >= _FEW_OPERATIONS or _computes_on_host(account):
+        return None
+    if _never_idles(account) and not _calling_operators(account)[0]:
         return None
     were = "operation was" if count == 1 else "operations were"
-    return f"only {count} {were} recorded, and no step that recurs: their idle time is not that of a job"
+    return f"only {count} {were} recorded, and no step that recurs often: their times are not those of a job"
 
 
 def _never_idles(account: Account) -> bool:
@@ -734,7 +740,7 @@ LIMITS = (
     Limit("mostly-host", _mostly_before, EVERYTHING, "what most of the recorded time was spent on", "{code}"),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", "{whole}"),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", "{code}"),
-    Limit("short", _single_operation, EVERYTHING, "how a job runs", "{longer}"),
+    Limit("short", _hardly_any_operation, EVERYTHING, "how a job runs", "{longer}"),
     Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",
           "record with {host} and device activity"),
     Limit("short", _few_operations, _HOST_ONLY, "idle time of a job", "{longer}"),

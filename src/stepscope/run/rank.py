@@ -15,6 +15,7 @@ from stepscope.run.collectives import Collectives, believable_world, device_coll
 from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work, with_possible_times, with_times
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.table import (
+    DEVICE_PROCESS,
     EventKind,
     Int64s,
     Kinds,
@@ -35,8 +36,6 @@ _DEVICE_LIBRARY = re.compile(
 )
 _RANGE_PROFILER = "cuda_profiler_range"
 _APPLE = re.compile(r"^aten::(?:linear_backward$|_?mps_|\w+_mps)")
-# labels of processes that say nothing of the chip
-_NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
 # First match wins.
 _ARCHITECTURES = (
@@ -114,7 +113,7 @@ def _by_metadata(trace: Trace, work: DeviceWork) -> str | None:
     pids, count = np.unique(trace["pid"][work.row], return_counts=True)
     named = {pid: text for (pid, _), text in labels(trace, "process_name").items()}
     said = named.get(int(pids[count.argmax()])) if len(pids) else None
-    return said if said and not _NO_NAME.match(said) else None
+    return said if said and DEVICE_PROCESS.search(said) else None
 
 
 def _inside(header: dict[str, Any], path: Iterable[str]) -> object:

@@ -386,7 +386,8 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
 #                        ranges around the same operations and are not counted again
 # AMD (rocprof)          processes `GPU0`, `COPY`, `CPU HIP API`, `CPU HSA API`, all of their threads
 
-_DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
+# labels of processes that name a device
+DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
 _WORK_THREAD = re.compile(r"^(XLA Ops|Stream\b)", re.IGNORECASE)
 
 
@@ -547,7 +548,7 @@ def _file_uncategorised(trace: Trace, kinds: Kinds) -> None:
             if pattern.search(text):
                 kinds[rows[pid == process]] = kind
     for (process, thread), text in labels(trace, "thread_name").items():
-        if _DEVICE_PROCESS.search(processes.get(process, "")) and _WORK_THREAD.search(text):
+        if DEVICE_PROCESS.search(processes.get(process, "")) and _WORK_THREAD.search(text):
             kinds[rows[(pid == process) & (tid == thread)]] = EventKind.KERNEL
 
 
