@@ -131,8 +131,12 @@ def loop_in(rank: Rank, *chosen: Region) -> Intervals:
     return spans(rank, rows[trace["tid"][rows] == marks.main_thread])
 
 
+_GRADIENT = re.compile(r"^aten::\w+_backward$")
+
+
 def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
-    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them.
+    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them; without any,
+    with the operators that compute gradients and were called by themselves.
 
     A node knows the thread of its forward operator; an operator that merely ends in `Backward` does not.
     """
@@ -140,8 +144,14 @@ def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
     nodes = rank.rows_named(lambda s: bool(OLD_NODE.search(s)), EventKind.HOST_OP)
     own = rows_named(trace, nodes, lambda s: "torch::autograd::" in s)
     nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | among(nodes, own)]
+    is_node = np.uint8(_EVALUATE_MARK)
+    if not len(nodes) and not (code == _EVALUATE_MARK).any():
+        nodes, is_node = (
+            rank.rows_named(lambda s: bool(_GRADIENT.search(s)), EventKind.HOST_OP),
+            np.uint8(Region.BACKWARD + 1),
+        )
     both = np.concatenate((rows, nodes))
-    codes = np.concatenate((code, np.full(len(nodes), _EVALUATE_MARK, np.uint8)))
+    codes = np.concatenate((code, np.full(len(nodes), is_node)))
     order = np.argsort(both, kind="stable")
     return both[order], codes[order]
 

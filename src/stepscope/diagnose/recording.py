@@ -26,6 +26,7 @@ from stepscope.analyze.host_time import (
     runtime_rows,
     spans,
 )
+from stepscope.analyze.kernels import INEFFICIENT
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import marks_of, trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -501,6 +502,19 @@ def _unknown_kernels(account: Account) -> str | None:
     return f"{took}; whether memory or arithmetic limits it was not recorded"
 
 
+def _inefficient_kernels(account: Account) -> str | None:
+    """Return the longest kernel that is far slower than its operations and its bytes need, where most time is in such."""
+    slow = [k for k in account.kernels.kernels if k.bound == INEFFICIENT]
+    took, total = sum(k.total_ns for k in slow), account.kernels.total_ns
+    if not slow or took <= MOSTLY * total:
+        return None
+    name = printable(function_of(slow[0].name), width=40)
+    return (
+        f"kernels that take over ten times as long as their operations and bytes need (mostly {name}) are {_ms(took)} of "
+        f"{_ms(total)} ms"
+    )
+
+
 def _in_64_bit(account: Account, arguments: str) -> str:
     floats = re.findall(r"\b(?:double|float|__half|__nv_bfloat16)\b", arguments)
     if not floats or floats.count("double") <= MOSTLY * len(floats):
@@ -750,6 +764,8 @@ LIMITS = (
           "record with nsys profile --cuda-graph-trace=node"),
     Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the kernels",
           "measure with ncu --set full"),
+    Limit("", _inefficient_kernels, _KIND_OF_COMPUTE, "what a better kernel takes",
+          "try another implementation (torch.backends.cudnn.benchmark, channels_last, torch.compile)"),
     Limit("", _slow_calls, _KIND_OF_COMPUTE, "what computing takes",
           "record on an idle machine without shapes, stacks and memory"),
     Limit("", _small_tensors, _KIND_OF_COMPUTE, "what computing takes",
