@@ -29,6 +29,7 @@ from stepscope.analyze.host_time import (
     allocations,
     around_calls,
     computing_operators,
+    host_calls,
     is_allocation,
     is_synchronisation,
     launching_spans,
@@ -258,7 +259,9 @@ def _slow_calls(rank: Rank, threads: Int64s) -> Intervals:
     """
     calls = rank.rows_named(_is_own, EventKind.RUNTIME)
     slow = calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS]
-    return _spans(rank, np.concatenate((slow, computing_operators(rank))), threads)
+    operators, each = computing_operators(rank), host_calls(rank)
+    by_itself = each.row[each.self_ns() >= MIN_HOLE_NS] if len(operators) else each.row[:0]
+    return _spans(rank, np.concatenate((slow, operators[among(operators, by_itself)])), threads)
 
 
 def _is_own(call: str) -> bool:
