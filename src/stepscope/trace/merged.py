@@ -33,8 +33,12 @@ def split_by_rank(trace: Trace) -> tuple[Trace, ...]:
     if len(hosts) < 2:
         return (trace,)
     devices = distinct(pid[of_kinds(kinds, _ON_DEVICE) & ~np.isin(pid, hosts)])
-    owner = {device: _launched_by(trace, device, hosts) for device in devices.tolist()}
-    ranks = _ranks(trace, hosts)
+    ranks, stated = _ranks(trace, hosts), _stated(trace, devices)
+    host_of = {rank: host for host, rank in ranks.items()}
+    owner = {
+        device: host_of[stated[device]] if stated.get(device) in host_of else _launched_by(trace, device, hosts)
+        for device in devices.tolist()
+    }
     return tuple(
         _part(trace, [host, *(device for device, of in owner.items() if of == host)], ranks.get(host))
         for host in hosts.tolist()
@@ -70,17 +74,20 @@ def _label(trace: Trace, pid: int) -> str:
     return f"process {printable(named.get(pid, '') or trace.id_text(pid), width=60)}"
 
 
-def _ranks(trace: Trace, hosts: Int64s) -> dict[int, int]:
-    """Return the rank of each process, as labels or ids state them; empty where they do not for each of them."""
-    texts: dict[int, str] = {pid: trace.id_text(pid) for pid in hosts.tolist()}
+def _stated(trace: Trace, pids: Int64s) -> dict[int, int]:
+    """Return the ranks that processes have in their ids or labels."""
+    texts: dict[int, str] = {pid: trace.id_text(pid) for pid in pids.tolist()}
     for name in ("process_name", "process_labels"):
         for (pid, _), text in labels(trace, name).items():
             if pid in texts:
                 texts[pid] += f" {text}"
     found = {pid: _RANK_LABEL.search(text) for pid, text in texts.items()}
-    stated = {pid: int(match.group(1)) for pid, match in found.items() if match}
-    by_range = {pid: pid // _IDS_PER_RANK for pid in hosts.tolist()}
-    for ranks in (stated, by_range):
+    return {pid: int(match.group(1)) for pid, match in found.items() if match}
+
+
+def _ranks(trace: Trace, hosts: Int64s) -> dict[int, int]:
+    """Return the rank of each process; empty where neither labels nor ids tell them all apart."""
+    for ranks in (_stated(trace, hosts), {pid: pid // _IDS_PER_RANK for pid in hosts.tolist()}):
         if len(set(ranks.values())) == len(hosts):
             return ranks
     return {}
