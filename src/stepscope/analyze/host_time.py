@@ -443,8 +443,8 @@ def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[
     return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)
 
 
-# of a call that gets memory, and of one that returns it
-_GETS, _FREES = 1, 2
+# of a call that frees memory; 1 of one that gets it
+_FREES = 2
 # start, end and row
 Calls = tuple[Int64s, Int64s, Int64s]
 
@@ -482,18 +482,27 @@ def _emptied_caches(rank: Rank) -> tuple[Int64s, Int64s]:
     """Return the calls that free memory after one that got none, and since when the allocator waits for the device: it
     does so before it empties its cache, in a call that the profiler does not record.
     """
+    trace, (before, after) = rank.trace, calls_that_free(rank)
+    since, until = (trace["ts_ns"] + trace["dur_ns"])[before], trace["ts_ns"][after]
+    waited = ~by_string(trace, trace["name"][before], _frees).astype(bool) & (until - since > _FULL_QUEUE_NS)
+    waited &= _device_had_work(rank, since)
+    return since[waited], after[waited]
+
+
+@once_per_record
+def calls_that_free(rank: Rank) -> tuple[Int64s, Int64s]:
+    """Return pairs of calls of the allocator, one directly after the other on a thread, of which one frees memory: it
+    empties its cache.
+    """
     trace, rows = rank.trace, allocations(rank)
     if not rows_named(trace, rows, _frees).size:
         return rows[:0], rows[:0]
     calls = runtime_rows(rank)
     calls = calls[np.lexsort((trace["ts_ns"][calls], trace["tid"][calls]))]
-    allocates = by_string(trace, trace["name"][calls], lambda name: is_allocation(name) + _frees(name))
-    first = np.flatnonzero((allocates[1:] == _FREES) & (allocates[:-1] == _GETS)) + 1
-    before, frees = calls[first - 1], calls[first]
-    since, until = (trace["ts_ns"] + trace["dur_ns"])[before], trace["ts_ns"][frees]
-    waited = (trace["tid"][before] == trace["tid"][frees]) & (until - since > _FULL_QUEUE_NS)
-    waited &= _device_had_work(rank, since)
-    return since[waited], frees[waited]
+    kind = by_string(trace, trace["name"][calls], lambda name: is_allocation(name) + _frees(name))
+    paired = (np.minimum(kind[1:], kind[:-1]) > 0) & (np.maximum(kind[1:], kind[:-1]) == _FREES)
+    pair = np.flatnonzero(paired & (np.diff(trace["tid"][calls]) == 0))
+    return calls[pair], calls[pair + 1]
 
 
 def _frees(name: str) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import Cause
 from stepscope.analyze.host_time import (
+    calls_that_free,
     computing_operators,
     data_loading,
     host_calls,
@@ -711,10 +712,11 @@ def _cold_calls(rank: Rank) -> Rows:
         return rows
     start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
-    # later calls of the allocator wait for work, or empty its cache
+    # an allocator that grows, or empties its cache; the one call that frees and does neither creates a library's context
     first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(initial=_NEVER)
-    of_memory = by_string(trace, trace["name"][rows], is_allocation).astype(bool)
-    rows = rows[~of_memory | (trace["ts_ns"][rows] < first_launch)]
+    grows = by_string(trace, trace["name"][rows], lambda s: is_allocation(s) and "Free" not in s).astype(bool)
+    rows = rows[~grows | (trace["ts_ns"][rows] < first_launch)]
+    rows = np.setdiff1d(rows, np.concatenate(calls_that_free(rank)))
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
     kernel = lookup(work.launch_row[launched], work.name[launched], rows)
