@@ -433,7 +433,8 @@ def strategy_of(run: Run) -> Strategy:
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
-    if not any(map(_computes, run.ranks)):  # a file of communication alone: what it is for does not show
+    named = any(h.ddp or h.fsdp or h.pipeline or h.embeddings for h in hints)
+    if not named and not any(map(_computes, run.ranks)):  # a file of communication alone: what it is for does not show
         rows = [one[:0] for one in rows]
     roles = _agreed(run.ranks, [_rank_roles(*each) for each in zip(run.ranks, rows, phases, hints, strict=True)])
     dimensions = sorted(_dimensions(run, roles, phases), key=lambda d: ((*_ORDER, d.kind).index(d.kind), d.group))
