@@ -712,10 +712,14 @@ def _cold_calls(rank: Rank) -> Rows:
         return rows
     start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
-    # an allocator that grows, or empties its cache; the one call that frees and does neither creates a library's context
+    # An allocator grows, or empties its cache, and freeing waits for work, that of launches without a record too. A call
+    # that frees and does none of these creates the context of a library.
     first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(initial=_NEVER)
-    grows = by_string(trace, trace["name"][rows], lambda s: is_allocation(s) and "Free" not in s).astype(bool)
-    rows = rows[~grows | (trace["ts_ns"][rows] < first_launch)]
+    waits = rank.joins.launches_without_work > 0
+    of_memory = by_string(trace, trace["name"][rows], lambda s: is_allocation(s) and (waits or "Free" not in s)).astype(
+        bool
+    )
+    rows = rows[~of_memory | (trace["ts_ns"][rows] < first_launch)]
     rows = np.setdiff1d(rows, np.concatenate(calls_that_free(rank)))
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
