@@ -20,6 +20,7 @@ from stepscope.records import dataclass
 from stepscope.run.sources import CHAKRA, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
+from stepscope.trace.merged import split_by_rank
 from stepscope.trace.nsight_tools import (
     MAGIC,
     NCU_REPORT,
@@ -658,10 +659,10 @@ def source_reader(
                 budget=budget,
                 write_later=write_later,
             )
+            return split_by_rank(trace)
         except StepscopeError as error:
             error.__cause__ = error.__context__ = None  # frames would hold what was read
             return FailedSource(source, error.with_traceback(None))
-        return (trace,)
 
     return read
 

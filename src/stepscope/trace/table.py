@@ -408,6 +408,7 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
 #                        ranges around the same operations and are not counted again
 # AMD (rocprof)          processes `GPU0`, `COPY`, `CPU HIP API`, `CPU HSA API`, all of their threads
 
+# labels of processes that name a device
 DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
 _WORK_THREAD = re.compile(r"^(XLA Ops|Stream\b)", re.IGNORECASE)
 
