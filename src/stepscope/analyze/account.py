@@ -35,6 +35,7 @@ from stepscope.analyze.data_parallel import (
 )
 from stepscope.analyze.efficiency import GivenValues, efficiency, waterfall
 from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, kernel_costs
+from stepscope.analyze.links import with_links
 from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import serving_of
@@ -290,7 +291,8 @@ class Account(ArrayRecord):
 
     @_isolated("collectives", lambda _: [])
     def collectives(self) -> list[Row]:
-        return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
+        rows = collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
+        return with_links(rows, self.run, self.chip.chip)
 
     @_isolated("late rank")
     def late_rank(self) -> int | None:

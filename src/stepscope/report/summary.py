@@ -701,6 +701,7 @@ def _details(view: _View) -> list[Row]:
         f"All parts of the {view.whole}": lambda: _all_parts(view),
         "Lines of code": lambda: _code(view),
         "All ranks": lambda: _all_ranks(view),
+        "Communication within and between nodes": lambda: _links(view),
         "Measured kernels": lambda: _kernels(view),
         "NCCL log": lambda: _nccl(view),
         "Memory": lambda: _memory(view),
@@ -804,6 +805,22 @@ def _all_ranks(view: _View) -> list[Row]:
         rows += wrapped(f"communication hidden behind compute: {overlaps}", view.width, indent="   ")
     last = view.document["step"]["late_rank"]
     return [*rows, ((f"   last to arrive at most collectives: rank {last}", ""),)] if last is not None else rows
+
+
+def _links(view: _View) -> list[Row]:
+    rows: list[Row] = []
+    steps = view.document["run"]["num_steps"] or 1
+    for link in view.document["links"]:
+        used, rated = link["used_gb_per_s"], link["link_gb_per_s"]
+        speed = "bandwidth unknown" if used is None else f"{three_digits(used)} GB/s"
+        of = f" of {three_digits(rated)} of {link['link']}" if used is not None and rated else ""
+        ranks = f" ({link['group_size']})" if link["group_size"] else ""
+        nodes = f", {link['nodes']} nodes" if (link["nodes"] or 0) > 1 else ""
+        head = f"{link['span'] or 'unknown hosts'}: {printable(link['group'], width=30)}{ranks}{nodes}"
+        rows += wrapped(
+            f"{head}: {speed}{of}, {view.ms(link['exposed_ms'] / steps)} ms exposed", view.width, indent="   "
+        )
+    return rows
 
 
 def _kernels(view: _View) -> list[Row]:
