@@ -810,7 +810,7 @@ def _all_ranks(view: _View) -> list[Row]:
 def _links(view: _View) -> list[Row]:
     rows: list[Row] = []
     steps = view.document["run"]["num_steps"] or 1
-    for link in view.document["links"]:
+    for link in view.document.get("links") or ():
         used, rated = link["used_gb_per_s"], link["link_gb_per_s"]
         speed = "bandwidth unknown" if used is None else f"{three_digits(used)} GB/s"
         of = f" of {three_digits(rated)} of {link['link']}" if used is not None and rated else ""

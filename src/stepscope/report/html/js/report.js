@@ -101,7 +101,7 @@ function rankTables(report) {
   return [
     tableSection("ranks", "Ranks", `Times ${per}: compute, exposed communication, waiting, copies and idle sum to the ${wholeOf(report)}. Bars of a column whose values are alike begin below the smallest.`, lateFirst(report).map(rankRow), RANK_COLUMNS),
     tableSection("collectives", "Collectives", `Per rank, ${per}. Waiting lasts until the last rank arrives; transfer is the rest. Compute hides what runs under it.`, rows, COLLECTIVE_COLUMNS, { sort: "total_ms" }),
-    tableSection("links", "Within and between nodes", `Per rank, ${per}. The link is the chip's within a node, and the ranks' part of the node's network between nodes.`, perStep(report, report.links, summed), LINK_COLUMNS),
+    tableSection("links", "Within and between nodes", `Per rank, ${per}. The link is the chip's within a node, and the ranks' part of the node's network between nodes.`, perStep(report, report.links ?? [], summed), LINK_COLUMNS),
   ];
 }
 
