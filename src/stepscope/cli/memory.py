@@ -7,7 +7,8 @@ examples:
   stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
 
 Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; estimated from measured sizes.
-A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces.
+A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces, also at
+an out-of-memory error: then the failed request and what would have let it fit are shown first.
 """
 
 import argparse
@@ -41,16 +42,19 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank or a snapshot could not be read."""
     from stepscope.document.live import memory_document
     from stepscope.report.pages.memory import memory_sheet
-    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, predicted_states
+    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, predicted_states, would_have_fitted
 
     check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
     rank, moments = _held(account, snapshots, args.rank)
     predicted = predicted_states(account.run.description, moments) if account else ()
-    of = [one for one in account.run.ranks if one.rank == rank] if account and args.what_if else []
+    needs_job = args.what_if or any(view.out_of_memory for view in snapshots.values())
+    of = [one for one in account.run.ranks if one.rank == rank] if account and needs_job else []
     job = memory_job(account, of[0]) if account and of else MemoryJob()
     what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
+    for failed in (view for view in snapshots.values() if view.out_of_memory):
+        failed.out_of_memory["fits"] = would_have_fitted(failed, job)
     document = memory_document(
         account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
     )

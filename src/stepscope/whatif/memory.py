@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory import Moments, rank_moments
+from stepscope.analyze.memory import Moments, rank_moments, snapshot_moments
 from stepscope.analyze.phases import Phase
 from stepscope.analyze.stragglers import phase_compute_ns
 from stepscope.contract.names import category_name
@@ -231,6 +231,62 @@ def memory_what_if(change: str, moments: Moments | None, job: MemoryJob) -> Row:
         notes=made.notes if moments.is_whole else (*made.notes, _NOT_WHOLE),
         reasons=made.reasons,
     )
+
+
+# What would have let a request succeed that ran out of memory?
+
+_TRIED = ("checkpointing", "zero=1", "zero=2", "zero=3", "offload=optimizer")
+_FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_FIRST_STEP = "No step was complete before the error, so the rest of the step may need more."
+
+
+def would_have_fitted(view: Row, job: MemoryJob) -> list[Row]:
+    """Return for each change whether the request of a snapshot's error fits with it; None is unknown, with why."""
+    error, moments = view.out_of_memory, _with_request(view)
+    if error is None or error.reachable_bytes is None:
+        return []
+    needed, most = error.allocated_bytes + error.requested_bytes, error.reachable_bytes
+    found = []
+    if needed <= most and not error.expandable:
+        found.append(Row(change=_FRAGMENTED, peak_low_bytes=needed, peak_high_bytes=needed, fits=True, why=None))
+    low, high = 0, 100
+    if needed <= most:  # in pieces: the request itself has to become as small as the largest one
+        high = 1 + 100 * max(error.device_free_bytes, error.largest_free_bytes) // error.requested_bytes
+    while high - low > 1:  # percent of the batch
+        middle = (low + high) // 2
+        peak = memory_what_if(f"batch={middle / 100}x", moments, job).peak_high_bytes
+        low, high = (middle, high) if peak is not None and peak <= most else (low, middle)
+    for change in (f"batch={max(low, 1) / 100}x", *_TRIED):
+        row = memory_what_if(change, moments, job)
+        fits = None
+        if row.peak_high_bytes is not None:
+            fits = True if row.peak_high_bytes <= most else False if row.peak_low_bytes > most else None
+        found.append(
+            Row(
+                change=change,
+                peak_low_bytes=row.peak_low_bytes,
+                peak_high_bytes=row.peak_high_bytes,
+                fits=fits,
+                why=row.reasons.get("peak") or (None if error.has_whole_step else _FIRST_STEP),
+            )
+        )
+    return found
+
+
+def _with_request(view: Row) -> Moments | None:
+    """Return the moments up to the error, and last the one in which the request would have succeeded."""
+    error = view.out_of_memory
+    if error is None:
+        return None
+    before = view.timeline["allocated_bytes"], view.by_purpose
+    asked = error.purpose or "unknown"
+    last = {name: error.by_purpose[name] for name in before[1]}
+    last[asked] = (last[asked] or 0) + error.requested_bytes
+    curves = {
+        name: None if last[name] is None else (*(curve or [0] * len(before[0])), last[name])
+        for name, curve in before[1].items()
+    }
+    return snapshot_moments(curves, [*view.phases, error.phase])
 
 
 def _changed(moments: Moments, change: _Change, end: int) -> npt.NDArray[np.float64]:
