@@ -18,6 +18,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from stepscope.report.pages.compare import comparison_sheet
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import timeline_of
 from stepscope.run.formats import Progress
-from stepscope.run.load import Run
+from stepscope.run.load import Run, read_captures
 from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.table import Table
@@ -65,6 +66,7 @@ def load(
     tokens_per_step: float | None = None,
     samples_per_step: float | None = None,
     peak_tflops: float | None = None,
+    captures: Sequence[PathLike] = (),
     full_ranks: int | None = None,
     jobs: int | None = None,
     cache: bool = True,
@@ -73,9 +75,10 @@ def load(
 ) -> "Analysis":
     """Return the analysis of a run folder, a trace, a folder or glob of traces, an address of one, or a list of them.
 
-    The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
-    once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`. Of more than
-    `full_ranks` ranks (128 by default) that number is analysed in full, and `warnings` says which.
+    The numbers are what the files do not say; each goes before what they do say. `captures` are traces of the capture of
+    CUDA graphs. `jobs` is the number of files read at once. A rank that cannot be read is a line in `warnings`; if none
+    can, that is an `InputError`. Of more than `full_ranks` ranks (128 by default) that number is analysed in full, as
+    `warnings` says.
     """
     many = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else [os.fspath(path)]  # type: ignore[arg-type]
     copies, forget = copies_kept(many)
@@ -92,6 +95,8 @@ def load(
         forget()
         raise
     run = named_as_given(run, copies)
+    if captures:
+        run = replace(run, captures=(*run.captures, *read_captures(map(Path, captures))))
     weakref.finalize(run, forget)
     known = GivenValues(
         flops_per_step=flops_per_step,

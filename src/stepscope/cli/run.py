@@ -73,6 +73,10 @@ def account_with(args: argparse.Namespace, run: "Run", *, unprofiled_ms: float |
     from stepscope.analyze.efficiency import GivenValues
     from stepscope.cost.chips import load_chips
 
+    if args.capture:
+        from stepscope.run.load import read_captures
+
+        run = replace(run, captures=(*run.captures, *read_captures(args.capture)))
     names = ("flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
     account = account_of(
         run,
@@ -157,7 +161,7 @@ _CALIBRATION = "calibration.json"
 
 def cache_key(args: argparse.Namespace, given: list[str] | str) -> dict[str, Any] | None:
     """Return what cached results of a run depend on and where they are; None if nothing may be cached."""
-    if args.no_cache or args.hardware:
+    if args.no_cache or args.hardware or args.capture:
         return None
     unprofiled = args.unprofiled_step_ms if given == args.run else None
     options = {"unprofiled_step_ms": unprofiled, **{name: getattr(args, name) for name in _ACCOUNT_OPTIONS}}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.run_folder import RUN_JSON, rank_file
+from stepscope.contract.run_folder import CAPTURE, RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.clocks import with_agreed_ends
@@ -38,12 +38,12 @@ from stepscope.run.side_files import (
     unprofiled_step,
     window_number,
 )
-from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, rank_in_name, stated_name
 from stepscope.run.steps import Steps, unnamed_steps
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.stats.robust import FAR_LONGER, OFTEN, median
 from stepscope.trace.cache import WriteLater
-from stepscope.trace.read import return_freed
+from stepscope.trace.read import read as read_trace, return_freed
 from stepscope.trace.table import (
     NO_STRING,
     EventKind,
@@ -703,6 +703,37 @@ _MAX_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Capture(ArrayRecord):
+    """A trace of the capture of CUDA graphs."""
+
+    #: None where neither the file nor its name has it: then any rank's
+    rank: int | None
+    trace: Rank
+    owners: RankOwners | None = None
+
+
+def read_captures(paths: Iterable[Path]) -> tuple[Capture, ...]:
+    """Return traces that were recorded while CUDA graphs were captured, with the owners next to them."""
+    found = []
+    for path in paths:
+        trace = read_trace(path)
+        in_header = rank_in_header(trace.header)
+        rank = in_header if in_header is not None else rank_in_name(path.name)
+        of_job = rank_of_trace(trace, rank=rank or 0, rank_source="capture")
+        owners, _ = read_owners(path.parent, [rank or 0], of=CAPTURE) if CAPTURE in path.name else ((), [])
+        found.append(Capture(rank, with_derived_steps([of_job])[0], owners[0] if owners else None))
+    return tuple(found)
+
+
+def _captures_in(folder: Path) -> tuple[tuple[Capture, ...], list[str]]:
+    paths = sorted(folder.glob(f"rank*.{CAPTURE}*pt.trace.json*"))
+    try:
+        return read_captures(paths), []
+    except InputError as error:
+        return (), [f"captures of CUDA graphs are left out: {error}"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Run(ArrayRecord):
     """All ranks of one job that could be read."""
 
@@ -717,6 +748,8 @@ class Run(ArrayRecord):
     beside: SideFiles = field(default_factory=SideFiles)
     #: who did what, of the ranks that recorded it
     owners: tuple[RankOwners, ...] = ()
+    #: traces of the captures of CUDA graphs
+    captures: "tuple[Capture, ...]" = ()
     #: the user's source files, if recorded
     source: SourceText = field(default_factory=SourceText)
     #: kernels as Nsight Compute measured them
@@ -832,6 +865,8 @@ def load_sources(
         lines += in_words
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
+    captures, damaged = _captures_in(about) if about else ((), [])
+    lines += damaged
     run = Run(
         name=name,
         ranks=tuple(ranks),
@@ -839,6 +874,7 @@ def load_sources(
         logs=logs,
         beside=beside,
         owners=owners,
+        captures=captures,
         source=SourceText(about),
         measured=measured,
         unreadable=unreadable,

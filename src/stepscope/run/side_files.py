@@ -797,11 +797,11 @@ def _require(is_sound: bool, field: str) -> None:
         raise ValueError(field)
 
 
-def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, ...], list[str]]:
+def read_owners(folder: Path, ranks: Iterable[int], *, of: str = "") -> tuple[tuple[RankOwners, ...], list[str]]:
     """Return the owners of these ranks where a run folder has them, and one line for each file that was refused."""
     found, refused = [], []
     for rank in ranks:
-        path = folder / owners_file(rank)
+        path = folder / owners_file(rank, of=of)
         try:
             found.append(_owners(_document(path), rank))
         except FileNotFoundError:

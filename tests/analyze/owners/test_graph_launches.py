@@ -1,0 +1,143 @@
+"""Kernels of CUDA graphs have the lines and modules of their capture, on constructed traces of both."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import COMPUTE_STREAM, MAIN, RankTrace
+
+import stepscope
+from stepscope.analysis import Analysis
+from stepscope.contract.run_folder import trace_file
+
+# an operation of a layer: its operator, the line in model.py, how many kernels it launches, and their duration
+OPS = (("aten::addmm", 12, 1, 40), ("aten::gelu", 13, 1, 20), ("aten::native_layer_norm", 14, 2, 10))
+LAYERS = 2
+
+
+def captured(
+    *, layers: Sequence[int] = range(LAYERS), per_layer: bool = False, ops: Sequence[Any] = OPS
+) -> dict[str, Any]:
+    """Return the trace of a capture: layers in a function of the model, launches that run nothing."""
+    r = RankTrace(0)
+    now = 0.0
+
+    def call(name: str) -> None:
+        nonlocal now
+        r.call(name, now, now + 1)
+        now += 2
+
+    r.python("train.py(3): main", 0, 10_000)
+    if not per_layer:
+        call("cudaStreamBeginCapture")
+    for layer in layers:
+        if per_layer:
+            call("cudaStreamBeginCapture")
+        begin = now
+        r.python(f"nn.Module: Layer_{layer}", begin, begin + 100)
+        now += 1
+        for name, line, count, _ in ops:
+            r.python(f"model.py({line}): op{line}", now, now + 10)
+            with r.op(name, now + 1, now + 9):
+                for k in range(count):
+                    r.call("cudaLaunchKernel", now + 2 + 2 * k, now + 3 + 2 * k)
+            now += 12
+        now = begin + 102
+        if per_layer:
+            call("cudaStreamEndCapture")
+    if not per_layer:
+        call("cudaStreamEndCapture")
+    return r.document()
+
+
+def replayed(
+    *, steps: int = 3, nodes: bool = True, per_layer: bool = False, layers: int = LAYERS, extra: int = 0
+) -> dict[str, Any]:
+    """Return the trace of replays; kernels of a graph have its launch's correlation, here in disorder of time."""
+    r = RankTrace(0)
+    for k in range(steps):
+        t = 1000.0 * k
+        r.step(k, t, t + 900)
+        graphs = [[layer] for layer in range(layers)] if per_layer else [list(range(layers))]
+        start = t + 50
+        for n, graph in enumerate(graphs):
+            correlation = r.call("cudaGraphLaunch", t + 10 + 5 * n, t + 13 + 5 * n)
+            durations = [(name, ns) for _ in graph for name, _, count, ns in OPS for _ in range(count)]
+            durations += [("more", 5)] * extra
+            for node, (name, took) in enumerate(durations):
+                args = {"correlation": correlation, "device": 0, "stream": COMPUTE_STREAM}
+                args |= {"graph node id": 7000 + node, "graph id": 3 + n} if nodes else {}
+                r._add("kernel", f"kernel_of_{name}", start, start + took, pid=0, tid=COMPUTE_STREAM, args=args)
+                start += took
+    return r.document()
+
+
+def run_of(folder: Path, replay: dict[str, Any], *captures: dict[str, Any]) -> Analysis:
+    """Return the run; the first capture lies in the folder as the recorder leaves it, more are given."""
+    for name, document in zip(
+        (trace_file(0), f"rank00000.capture.{'pt.trace.json.gz'}"), (replay, *captures), strict=False
+    ):
+        (folder / name).write_bytes(gzip.compress(json.dumps(document).encode()))
+    return stepscope.load(folder, cache=False)
+
+
+def device_ms(run: Analysis, of: str, name: str) -> dict[str, float]:
+    return {str(row[name]): row["device_ms"] for row in run.document[of] if row["device_ms"]}
+
+
+@pytest.mark.parametrize("nodes", [True, False])
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_lines_and_modules_of_the_capture_hold_the_time_of_the_kernels(
+    tmp_path: Path, nodes: bool, per_layer: bool
+) -> None:
+    run = run_of(tmp_path, replayed(nodes=nodes, per_layer=per_layer), captured(per_layer=per_layer))
+    lines = device_ms(run, "code", "line")
+    assert {line: lines[line] for line in ("12", "13", "14")} == {
+        str(line): pytest.approx(LAYERS * count * took / 1000) for _, line, count, took in OPS
+    }
+    assert lines["3"] == pytest.approx(sum(lines[n] for n in ("12", "13", "14"))), "main called all of it"
+    modules = device_ms(run, "modules", "module")
+    each = sum(count * took for _, _, count, took in OPS) / 1000
+    assert modules == {f"Layer_{layer}": pytest.approx(each) for layer in range(LAYERS)}
+    assert run.document["unowned"]["device_ms"] == 0
+    assert not [line for line in run.document["warnings"] if "CUDA graphs" in line]
+
+
+@pytest.mark.parametrize("why", ["another number of kernels", "several captures fit"])
+def test_graphs_that_cannot_be_mapped_say_so_and_are_not_idle(tmp_path: Path, why: str) -> None:
+    if why == "several captures fit":  # three captures, two launches per step
+        run = run_of(tmp_path, replayed(per_layer=True), captured(layers=range(3), per_layer=True))
+    else:
+        run = run_of(tmp_path, replayed(extra=1), captured())
+    launches = 6 if why == "several captures fit" else 3
+    noted = [line for line in run.document["warnings"] if "launches of CUDA graphs" in line]
+    assert (
+        noted and f"{launches} of {launches} launches" in noted[0] and "no capture has the same operations" in noted[0]
+    )
+    busy = sum(count * took for _, _, count, took in OPS) * LAYERS / 1000
+    assert run.document["ranks"][0]["compute_ms"] >= 3 * busy
+    assert run.document["unowned"]["device_ms"] >= busy
+
+
+def test_captures_for_other_sizes_with_the_same_lines_count_as_one(tmp_path: Path) -> None:
+    """A serving engine captures the same model for each batch size; a copy in the graph, none in the capture."""
+    capture = captured()
+    later = [dict(event, ts=event["ts"] + 20_000) for event in captured()["traceEvents"] if "ts" in event]
+    capture["traceEvents"] += later
+    run = run_of(tmp_path, replayed(), capture)
+    assert device_ms(run, "code", "line")["12"] == pytest.approx(LAYERS * 40 / 1000)
+
+
+def test_capture_given_for_a_foreign_trace(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere" / "warmup.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(captured()))
+    (tmp_path / "job").mkdir()
+    plain = run_of(tmp_path / "job", replayed())
+    assert plain.document["code"] == []
+    run = stepscope.load(tmp_path / "job", captures=[path], cache=False)
+    assert device_ms(run, "code", "line")["13"] == pytest.approx(LAYERS * 20 / 1000)
+    assert MAIN == 100
