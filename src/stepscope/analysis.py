@@ -75,7 +75,7 @@ def load(
 ) -> "Analysis":
     """Return the analysis of a run folder, a trace, a folder or glob of traces, an address of one, or a list of them.
 
-    The numbers are what the files do not say; each goes before what they do say. `captures` are traces of the capture of
+    The numbers are what the files do not say; each goes before what they do say. `captures` are traces of captures of
     CUDA graphs. `jobs` is the number of files read at once. A rank that cannot be read is a line in `warnings`; if none
     can, that is an `InputError`. Of more than `full_ranks` ranks (128 by default) that number is analysed in full, as
     `warnings` says.

@@ -141,3 +141,22 @@ def test_capture_given_for_a_foreign_trace(tmp_path: Path) -> None:
     run = stepscope.load(tmp_path / "job", captures=[path], cache=False)
     assert device_ms(run, "code", "line")["13"] == pytest.approx(LAYERS * 20 / 1000)
     assert MAIN == 100
+
+
+def test_time_of_graphs_without_kernels_is_unknown_and_not_idle(tmp_path: Path) -> None:
+    """99 % of the device's time is in graphs whose kernels were not recorded, next to one small kernel per step."""
+    r = RankTrace(0)
+    for k in range(4):
+        t = 1000.0 * k
+        r.step(k, t, t + 990)
+        r.kernel("first", at=t + 5, start=t + 10, end=t + 20)
+        r.call("cudaGraphLaunch", t + 30, t + 60)
+        with r.op("aten::item", t + 70, t + 985):
+            r.call("cudaStreamSynchronize", t + 75, t + 980)
+    run = run_of(tmp_path, r.document())
+    parts = {row["part"]: row["pct"] for row in run.document["step"]["budget"]}
+    assert parts["unknown"] > 95 and parts.get("launch_gap", 0) + parts.get("host_sync", 0) < 3, parts
+    assert not run.document["findings"] and run.verdict == "unclear"
+    assert any("4 of 4 launches of CUDA graphs" in line for line in run.document["recording"]["cannot_show"]) or (
+        "CUDA graphs" in run.document["recording"]["line"]
+    )
