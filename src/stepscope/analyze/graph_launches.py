@@ -21,6 +21,7 @@ from stepscope.analyze.ownership import NOBODY, OwnedWork, Ownership, Stacks
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import operators_around
 from stepscope.run.rank import Rank
+from stepscope.stats.robust import among, distinct
 from stepscope.trace.table import EventKind, Int64s
 
 _BEGIN, _END, _GRAPH_LAUNCH = "StreamBeginCapture", "StreamEndCapture", "GraphLaunch"
@@ -76,7 +77,7 @@ def _launches(rank: Rank) -> list[_Operations]:
     """Return the operations of each launch of a graph, in the order of the launches."""
     work, trace = rank.work, rank.trace
     calls = rank.rows_named(lambda name: _GRAPH_LAUNCH in name, EventKind.RUNTIME)
-    mine = np.flatnonzero(np.isin(work.launch_row, calls))
+    mine = np.flatnonzero(among(work.launch_row, calls))
     node = trace.arg("graph_node").at(work.row[mine], missing=NOBODY)
     kinds = np.array([_OF_WORK[EventKind(kind)] for kind in work.kind[mine].tolist()], np.int64)
     launched_ns = trace["ts_ns"][work.launch_row[mine]]
@@ -84,7 +85,7 @@ def _launches(rank: Rank) -> list[_Operations]:
     for launch in dict.fromkeys(work.launch_row[mine][np.argsort(launched_ns, kind="stable")].tolist()):
         own = np.flatnonzero(work.launch_row[mine] == launch)
         nodes = node[own]
-        known = (nodes >= 0).all() and len(np.unique(nodes)) == len(nodes)
+        known = (nodes >= 0).all() and len(distinct(nodes)) == len(nodes)
         own = own[np.argsort(nodes if known else work.start_ns[mine][own], kind="stable")]
         found.append(_Operations(kinds[own], mine[own], int(work.step[mine[own[0]]])))
     return found
@@ -94,7 +95,7 @@ def _captures(rank: Rank) -> list[_Operations]:
     """Return the operations of each capture of a trace; of one that does not mark them, all that nothing ran for."""
     trace = rank.trace
     calls, kinds = rank.coded_rows(_kind_of_call, EventKind.RUNTIME)
-    idle = ~np.isin(calls, rank.work.launch_row)
+    idle = ~among(calls, rank.work.launch_row)
     calls, kinds = calls[idle], kinds[idle].astype(np.int64)
     order = np.argsort(trace["ts_ns"][calls], kind="stable")
     calls, kinds = calls[order], kinds[order]
@@ -199,7 +200,7 @@ def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]],
             owned.by_work.stack[rows[known]] >= 0, owned.by_work.stack[rows[known]], work.stack[rows[known]]
         )
     device = owned.rank.collectives.device_index
-    in_graph = np.isin(device, np.concatenate([rows for _, rows, _ in mapped]))
+    in_graph = among(device, np.concatenate([rows for _, rows, _ in mapped]))
     return replace(
         owned,
         frames=tuple(frames),

@@ -25,6 +25,7 @@ from stepscope.run.aligned import recorded_facts
 from stepscope.run.clocks import POINT_TO_POINT
 from stepscope.run.collectives import Group
 from stepscope.run.load import Run
+from stepscope.stats.robust import among, distinct_places
 from stepscope.trace.table import Int64s
 
 WITHIN, BETWEEN = "within nodes", "between nodes"
@@ -75,8 +76,8 @@ def reaches(run: Run, index: int) -> tuple[list[Reach], Int64s]:
     """Return the reaches of a rank's collectives, and the number of each one's."""
     rank, nodes = run.ranks[index], node_of_rank(run)
     c, there = rank.collectives, Counter(nodes.values())
-    pairs = np.where(np.isin(c.op, POINT_TO_POINT), c.peer, -1).astype(np.int64) + 1
-    codes, number = np.unique(pairs * len(c.groups) + c.group, return_inverse=True) if len(c) else (pairs, pairs)
+    pairs = np.where(among(c.op, POINT_TO_POINT), c.peer, -1).astype(np.int64) + 1
+    codes, number = distinct_places(pairs * len(c.groups) + c.group)
     found = []
     for code in codes.tolist():
         peer, group = divmod(code, len(c.groups))

@@ -105,7 +105,7 @@ def regions(rank: Rank, marks: Marks | None = None) -> Regions:
 def graph_launches(rank: Rank) -> tuple[Rows, Rows]:
     """Return the launches of graphs, and those of them of which nothing on the device was recorded."""
     rows = rank.rows_named(lambda name: bool(_GRAPH_LAUNCH.search(name)), EventKind.RUNTIME)
-    return rows, rows[~np.isin(rows, rank.work.launch_row)]
+    return rows, rows[~among(rows, rank.work.launch_row)]
 
 
 @once_per_record
