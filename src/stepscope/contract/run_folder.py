@@ -60,6 +60,8 @@ def owners_file(rank: int, *, of: str = "") -> str:
 
 # of a trace that was recorded while CUDA graphs were captured, and of its owners: no rank of its own
 CAPTURE = "capture."
+# of the lines of compiled kernels
+INDUCTOR = "inductor.json"
 
 
 def facts_file(rank: int) -> str:

@@ -9,6 +9,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.memory import MemorySampler, MemoryTimeline, memory_history
 from stepscope.record.nccl_log import NcclLog
+from stepscope.record.owners.graph_capture import graph_captures
 from stepscope.record.thread_samples import ThreadSamples
 from stepscope.record.window.schedule import close_look_at_memory
 
@@ -71,6 +72,7 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (config.collectives, "live collectives", LiveCollectives),
         (config.memory, "memory through the step", lambda: MemoryTimeline(first_step=close_look_at_memory(config))),
         (config.memory or config.memory_history, "memory history", memory_history),
+        (config.graphs, "captures of CUDA graphs", lambda: graph_captures(config)),
         (config.nccl_log, "NCCL's log", NcclLog),
         (
             config.samples and hasattr(time, "pthread_getcpuclockid"),

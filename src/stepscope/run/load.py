@@ -720,7 +720,8 @@ def read_captures(paths: Iterable[Path]) -> tuple[Capture, ...]:
         in_header = rank_in_header(trace.header)
         rank = in_header if in_header is not None else rank_in_name(path.name)
         of_job = rank_of_trace(trace, rank=rank or 0, rank_source="capture")
-        owners, _ = read_owners(path.parent, [rank or 0], of=CAPTURE) if CAPTURE in path.name else ((), [])
+        of = re.search(rf"{CAPTURE}(\d+\.)?", path.name)
+        owners, _ = read_owners(path.parent, [rank or 0], of=of[0]) if of else ((), [])
         found.append(Capture(rank, with_derived_steps([of_job])[0], owners[0] if owners else None))
     return tuple(found)
 

@@ -46,6 +46,10 @@ def begin() -> None:
         from stepscope.record.memory import memory_history
 
         memory_history().on_error = hooks.loop.start
+    if config.graphs:
+        from stepscope.record.owners.graph_capture import graph_captures
+
+        graph_captures(config)
     if config.trial_steps is not None:
         from stepscope.record.trial import begin_trial
 
