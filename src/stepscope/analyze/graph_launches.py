@@ -21,8 +21,9 @@ from stepscope.analyze.ownership import NOBODY, OwnedWork, Ownership, Stacks
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import operators_around
 from stepscope.run.rank import Rank
+from stepscope.run.side_files import Frame, KernelLines
 from stepscope.stats.robust import among, distinct
-from stepscope.trace.table import EventKind, Int64s
+from stepscope.trace.table import EventKind, Int64s, by_string
 
 _BEGIN, _END, _GRAPH_LAUNCH = "StreamBeginCapture", "StreamEndCapture", "GraphLaunch"
 _KERNEL, _COPY, _SET = 1, 2, 3
@@ -216,3 +217,73 @@ def _numbered(numbers: dict[str, int], names: list[str], name: str) -> int:
     if found == len(names):
         names.append(name)
     return found
+
+
+# Lines of compiled kernels, by the compiler's own notes.
+#
+#     notes     triton_poi_fused_relu_0:1 -> model.py:12, 13      extern_kernels.addmm:2 -> model.py:14
+#     trace     ## Call CompiledFxGraph ... ##  triton_poi_fused_relu_0  aten::addmm
+#
+# Kernels run in the order of their numbers, so those of a call are its operators of the same names in that order. A
+# kernel of several lines of a function is between the first and the last of them.
+
+_COMPILED = "## Call CompiledFxGraph"
+
+
+def with_kernel_lines(owned: Ownership, tables: Sequence[KernelLines]) -> Ownership:
+    """Return the ownership with the operators of compiled graphs given to the lines that their kernels were made of."""
+    calls, strings = owned.calls, owned.rank.trace.strings
+    is_graph = by_string(owned.rank.trace, calls.name, lambda name: name.startswith(_COMPILED)).astype(bool)
+    around = calls.nearest(is_graph)
+    inside = np.flatnonzero((around >= 0) & ~is_graph)
+    found: dict[int, Frame] = {}
+    for graph in distinct(around[inside]).tolist():
+        mine = inside[around[inside] == graph].tolist()
+        names = [_plain_name(strings[calls.name[n]]) for n in mine]
+        fitting = [_in_order(names, table) for table in tables]
+        best = max(fitting, key=len, default={})
+        found |= {mine[at]: frame for at, lines in best.items() if (frame := _frame(owned, lines)) is not None}
+    if not found:
+        return owned
+    frames = {frame: n for n, frame in reversed(list(enumerate(owned.frames)))}
+    every = [*owned.frames]
+    for frame in found.values():
+        if frames.setdefault(frame, len(every)) == len(every):
+            every.append(frame)
+    stacks = Stacks(tuple(every), (owned.stacks[n] for n in range(len(owned.stacks))))
+    stack = owned.by_call.stack.copy()
+    for call, frame in found.items():
+        stack[call] = stacks.called(stacks.users(int(stack[call])), frames[frame])
+    below = calls.nearest(among(np.arange(len(calls)), np.array(sorted(found), np.int64)))
+    stack = np.where(below >= 0, stack[below], stack).astype(np.int32)
+    by_call = replace(owned.by_call, stack=stack)
+    by_operator = by_call.at(calls.at_rows(owned.rank.work.op_row))
+    work = by_operator.where(by_operator.stack >= 0, owned.by_work)
+    return replace(owned, frames=tuple(every), stacks=stacks, by_call=by_call, by_work=work)
+
+
+def _plain_name(name: str) -> str:
+    return name.partition(":")[0] if not name.startswith("aten::") else name.removeprefix("aten::").partition(".")[0]
+
+
+def _in_order(names: Sequence[str], table: KernelLines) -> dict[int, tuple[tuple[str, int, str], ...]]:
+    """Return the lines of those of a call's operators that are kernels of the table, in the order of its numbers."""
+    parts = [(name.rpartition(":"), lines) for name, lines in table.items()]
+    kernels = [(int(n), name.removeprefix("extern_kernels."), lines) for (name, _, n), lines in parts if n.isdecimal()]
+    out, at = {}, 0
+    for _, kernel, lines in sorted(kernels):
+        place = next((k for k in range(at, len(names)) if names[k] == kernel), None)
+        if place is not None:
+            out[place], at = lines, place + 1
+    return out
+
+
+def _frame(owned: Ownership, lines: Sequence[tuple[str, int, str]]) -> Frame | None:
+    places = {(file, function) for file, _, function in lines}
+    if len(places) != 1:
+        return None  # of several functions: what called the graph stays
+    ((file, function),) = places
+    known = next((f for f in owned.frames if f.file and (file == f.file or file.endswith("/" + f.file))), None)
+    numbers = [line for _, line, _ in lines]
+    is_user = known.is_user if known else "/site-packages/" not in file
+    return Frame(known.file if known else file, min(numbers), function, is_user, max(numbers))

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.graph_launches import launches_graphs, with_captures
+from stepscope.analyze.graph_launches import launches_graphs, with_captures, with_kernel_lines
 from stepscope.analyze.host_time import CALLS, HostCalls, call_stacks
 from stepscope.analyze.ownership import (
     NOBODY,
@@ -607,15 +607,20 @@ def ownership_of(run: Run) -> tuple[Ownership | None, ...]:
 
 
 def _with_graphs(run: Run, rank: Rank, owned: Ownership | None) -> Ownership | None:
-    """Return the ownership with that of captures; a rank without one of its own has those of others that have."""
-    if not len(rank.steps) or (owned is None and not run.captures) or not launches_graphs(rank):
+    """Return the ownership with lines of compiled kernels and of captures; other ranks' captures where it has none."""
+    tables = run.kernel_lines.get(rank.rank, ())
+    if not len(rank.steps) or (owned is None and not run.captures and not tables):
+        return owned
+    owned = owned or _without_owners(rank)
+    owned = with_kernel_lines(owned, tables) if tables else owned
+    if not launches_graphs(rank):
         return owned
     mine = [one for one in run.captures if one.rank == rank.rank] or run.captures[:1]
     known = [
         ownership_by_frames(one, owners) if owners else _ownership_by_own_frames(one)
         for one, owners in ((c.trace, c.owners) for c in mine)
     ]
-    return with_captures(owned or _without_owners(rank), known)
+    return with_captures(owned, [with_kernel_lines(one, tables) for one in known])
 
 
 def _without_owners(rank: Rank) -> Ownership:

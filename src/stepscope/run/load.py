@@ -25,6 +25,7 @@ from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace, r
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
+    KernelLines,
     RankOwners,
     SideFiles,
     SourceText,
@@ -32,6 +33,7 @@ from stepscope.run.side_files import (
     UnprofiledStep,
     is_later_window,
     log_since,
+    read_kernel_lines,
     read_owners,
     readable_step_logs,
     side_files,
@@ -751,6 +753,8 @@ class Run(ArrayRecord):
     owners: tuple[RankOwners, ...] = ()
     #: traces of the captures of CUDA graphs
     captures: "tuple[Capture, ...]" = ()
+    #: lines of the kernels that torch.compile made, by rank
+    kernel_lines: Mapping[int, tuple[KernelLines, ...]] = field(default_factory=dict)
     #: the user's source files, if recorded
     source: SourceText = field(default_factory=SourceText)
     #: kernels as Nsight Compute measured them
@@ -876,6 +880,7 @@ def load_sources(
         beside=beside,
         owners=owners,
         captures=captures,
+        kernel_lines=read_kernel_lines(about, [r.rank for r in ranks]) if about else {},
         source=SourceText(about),
         measured=measured,
         unreadable=unreadable,

@@ -160,3 +160,32 @@ def test_time_of_graphs_without_kernels_is_unknown_and_not_idle(tmp_path: Path) 
     assert any("4 of 4 launches of CUDA graphs" in line for line in run.document["recording"]["cannot_show"]) or (
         "CUDA graphs" in run.document["recording"]["line"]
     )
+
+
+def test_compiled_kernels_have_the_lines_that_they_were_made_of(tmp_path: Path) -> None:
+    """Both passes have a kernel of one name; one of two lines is between them, one of two functions nowhere."""
+    forward = {"triton_poi_fused_relu_0:1": [(4, "f"), (5, "f")], "extern_kernels.addmm:2": [(6, "f")]}
+    backward = {"extern_kernels.mm:1": [(6, "f")], "triton_poi_fused_relu_0:2": [(4, "f"), (9, "g")]}
+    tables = [
+        {name: [[["/home/u/model.py", str(n), of]] for n, of in lines] for name, lines in one.items()}
+        for one in (forward, backward)
+    ]
+    (tmp_path / "rank00000.inductor.json").write_text(json.dumps(tables))
+    r = RankTrace(0)
+    for k in range(3):
+        now = 1000.0 * k
+        r.step(k, now, now + 900)
+        start = now + 50
+        for names in (("triton_poi_fused_relu_0", "aten::addmm"), ("aten::mm", "triton_poi_fused_relu_0")):
+            with r.op("## Call CompiledFxGraph abc ##", now + 5, now + 40):
+                for n, name in enumerate(names):
+                    with r.op(name, now + 6 + 10 * n, now + 14 + 10 * n):
+                        r.kernel(name, at=now + 8 + 10 * n, start=start, end=start + 100)
+                    start += 100
+            now += 50
+    run = run_of(tmp_path, r.document())
+    rows = {(row["line"], row["line_to"]): row["device_ms"] for row in run.document["code"]}
+    assert rows == {(4, 5): pytest.approx(0.1), (6, 6): pytest.approx(0.2)}
+    assert run.document["unowned"]["device_ms"] == pytest.approx(0.1)
+    (tmp_path / "rank00000.inductor.json").write_text('[{"a:1": [[1, 2]]}, 7]')
+    assert stepscope.load(tmp_path, cache=False).document["code"] == []

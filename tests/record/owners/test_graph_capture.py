@@ -12,6 +12,7 @@ import stepscope
 from stepscope.contract.run_folder import trace_file
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.graph_capture import GraphCaptures
+from stepscope.run.side_files import read_kernel_lines
 
 
 class Graph:
@@ -120,3 +121,20 @@ def test_own_profiler_around_a_capture_is_left_alone(captures):
         captured(Model())
     assert any(event.key == "aten::addmm" for event in own.key_averages()) and not captures._files
     assert sys.getprofile() is None
+
+
+@pytest.mark.slow
+def test_kernels_of_the_compiler_keep_their_lines(captures, tmp_path):
+    import torch._inductor.config as inductor
+
+    def doubled(x):
+        x = x.exp()
+        return x * 2
+
+    with inductor.patch({"trace.provenance_tracking_level": 1, "force_disable_caches": True}):
+        torch.compile(doubled)(torch.ones(8, requires_grad=True)).sum().backward()
+    captures.on_close(tmp_path, 0)
+    forward, backward = read_kernel_lines(tmp_path, [0])[0]
+    first = doubled.__code__.co_firstlineno
+    assert {line for lines in forward.values() for _, line, _ in lines} == {first + 1, first + 2}
+    assert {line for lines in backward.values() for _, line, _ in lines} <= {first + 1, first + 2} and backward
