@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.ownership import NOBODY, OwnedWork, Ownership, Stacks
+from stepscope.analyze.phases import graph_launches
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import operators_around
 from stepscope.run.rank import Rank
@@ -50,7 +51,8 @@ class _Operations(ArrayRecord):
 
 def launches_graphs(rank: Rank) -> bool:
     """Return whether a rank launched CUDA graphs whose operations were recorded."""
-    return bool(_launches(rank))
+    rows, unrecorded = graph_launches(rank)
+    return len(rows) > len(unrecorded)
 
 
 def with_captures(owned: Ownership, captures: Sequence[Ownership]) -> Ownership:
@@ -77,19 +79,15 @@ def with_captures(owned: Ownership, captures: Sequence[Ownership]) -> Ownership:
 def _launches(rank: Rank) -> list[_Operations]:
     """Return the operations of each launch of a graph, in the order of the launches."""
     work, trace = rank.work, rank.trace
-    calls = rank.rows_named(lambda name: _GRAPH_LAUNCH in name, EventKind.RUNTIME)
-    mine = np.flatnonzero(among(work.launch_row, calls))
+    mine = np.flatnonzero(among(work.launch_row, graph_launches(rank)[0]))
     node = trace.arg("graph_node").at(work.row[mine], missing=NOBODY)
+    by_node = node if (node >= 0).all() else work.start_ns[mine]
+    launch = work.launch_row[mine]
+    order = np.lexsort((work.start_ns[mine], by_node, launch, trace["ts_ns"][launch]))
+    mine, launch = mine[order], launch[order]
     kinds = np.array([_OF_WORK[EventKind(kind)] for kind in work.kind[mine].tolist()], np.int64)
-    launched_ns = trace["ts_ns"][work.launch_row[mine]]
-    found = []
-    for launch in dict.fromkeys(work.launch_row[mine][np.argsort(launched_ns, kind="stable")].tolist()):
-        own = np.flatnonzero(work.launch_row[mine] == launch)
-        nodes = node[own]
-        known = (nodes >= 0).all() and len(distinct(nodes)) == len(nodes)
-        own = own[np.argsort(nodes if known else work.start_ns[mine][own], kind="stable")]
-        found.append(_Operations(kinds[own], mine[own], int(work.step[mine[own[0]]])))
-    return found
+    edges = [*np.flatnonzero(np.append(True, launch[1:] != launch[:-1])[: len(launch)]).tolist(), len(launch)]
+    return [_Operations(kinds[a:b], mine[a:b], int(work.step[mine[a]])) for a, b in pairwise(edges)]
 
 
 def _captures(rank: Rank) -> list[_Operations]:

@@ -615,7 +615,9 @@ def _with_graphs(run: Run, rank: Rank, owned: Ownership | None) -> Ownership | N
     owned = with_kernel_lines(owned, tables) if tables else owned
     if not launches_graphs(rank):
         return owned
-    mine = [one for one in run.captures if one.rank == rank.rank] or run.captures[:1]
+    ranks = {one.rank for one in run.captures}
+    of = rank.rank if rank.rank in ranks else next(iter(ranks), None)
+    mine = [one for one in run.captures if one.rank == of]
     known = [
         ownership_by_frames(one, owners) if owners else _ownership_by_own_frames(one)
         for one, owners in ((c.trace, c.owners) for c in mine)

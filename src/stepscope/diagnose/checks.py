@@ -270,7 +270,8 @@ def _link_use(account: Account) -> Measurement:
     why_not = "the links of the device are not in the hardware table; stepscope calibrate measures them"
     _require(chip.link_gb_per_s if chip else None, why_not)
     rates = [(row.link_pct, row) for row in account.collectives if row.link_pct is not None]
-    pct, best = max(_require(rates, "no collective has a measured bandwidth"), key=lambda one: one[0])
+    why_no_rate = "no collective between ranks on known hosts has a measured bandwidth and a link of known speed"
+    pct, best = max(_require(rates, why_no_rate), key=lambda one: one[0])
     how = f"{best.op} {best.span}: {best.used_gb_per_s:.1f} of {best.link_gb_per_s:g} GB/s ({best.link})"
     return Measurement(pct, how)
 

@@ -441,7 +441,7 @@ def _whereabouts(device: int) -> dict[str, Any]:
 
 
 def _frames(frame: Any) -> list[Any]:
-    found = []
+    found: list[Any] = []
     while frame is not None and len(found) < 128:
         if frame.f_code.co_filename != __file__:
             found.append(frame)

@@ -7,7 +7,7 @@ import sys
 import torch
 
 snapshot, fails_at, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-observers = []
+observers: list = []
 torch._C._cuda_attach_out_of_memory_observer = observers.append
 torch._C._cuda_isHistoryEnabled = lambda: False
 torch.cuda.memory._record_memory_history = lambda **arguments: None
