@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 STEPS, FIRST, LAST = 40, 20, 26
 PAIRS = {"graphed": "eager", "whole": "eager", "compiled": "fused"}
@@ -26,16 +27,17 @@ def run(name, form, mode, steps=STEPS):
     import gpu_graphs
     import torch
 
-    job_class = gpu_graphs.JOBS[name]
+    job_class: Any = gpu_graphs.JOBS[name]
+    base: Any = gpu_graphs.Job
     if mode == "infer":
 
-        def step(job):
+        def infer(job):
             with torch.no_grad(), job.autocast(cache_enabled=False):
                 job.log = job.run(*job.inputs)
 
-        job_class.step = gpu_graphs.Job.step = step
+        job_class.step = base.step = infer
         job_class.loss = lambda _job, _out: torch.zeros((), device=gpu_graphs.DEVICE, requires_grad=True)
-    step = gpu_graphs.made(name, form)
+    step: Any = gpu_graphs.made(name, form)
     for _ in range(steps):
         step()
     gpu_graphs.synchronize()

@@ -98,14 +98,15 @@ def _captures(rank: Rank) -> list[_Operations]:
     calls, kinds = calls[idle], kinds[idle].astype(np.int64)
     order = np.argsort(trace["ts_ns"][calls], kind="stable")
     calls, kinds = calls[order], kinds[order]
-    begins, ends = (
-        np.sort(trace["ts_ns"][rank.rows_named(lambda name, mark=mark: mark in name, EventKind.RUNTIME)])
-        for mark in (_BEGIN, _END)
-    )
+    begins, ends = (_moments(rank, mark) for mark in (_BEGIN, _END))
     edges = [int(ends[at]) for at in np.searchsorted(ends, begins).tolist() if at < len(ends)]
     spans = list(zip(begins.tolist(), edges, strict=False)) or [(0, np.iinfo(np.int64).max)]
     inside = [slice(*np.searchsorted(trace["ts_ns"][calls], span)) for span in spans]
-    return [_Operations(kinds[part], calls[part]) for part in inside if part.stop > part.start]
+    return [_Operations(kinds[part].astype(np.int64), calls[part]) for part in inside if part.stop > part.start]
+
+
+def _moments(rank: Rank, mark: str) -> Int64s:
+    return np.sort(rank.trace["ts_ns"][rank.rows_named(lambda name: mark in name, EventKind.RUNTIME)])
 
 
 def _kind_of_call(name: str) -> int:
@@ -160,7 +161,7 @@ def _assigned(rank: Rank, group: Sequence[_Operations], fitting: Sequence[tuple[
     if not count or any(len(step) % count for number, step in by_step.items() if number >= 0):
         return []
     pairs = [(fitting[n % count], ops) for step in by_step.values() for n, ops in enumerate(step)]
-    names: dict[int, Int64s] = {}
+    names: dict[int, Any] = {}
     for (number, _), ops in pairs:
         if not np.array_equal(names.setdefault(number, rank.work.name[ops.rows]), rank.work.name[ops.rows]):
             return []  # another graph of as many operations
@@ -182,8 +183,8 @@ def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]],
     stacks = Stacks(tuple(frames), (tuple(same[f] for f in owned.stacks[n]) for n in range(len(owned.stacks))))
     modules = {name: n for n, name in reversed(list(enumerate(owned.modules)))}
     names = list(owned.modules)
-    work = OwnedWork(*(x.copy() for x in (owned.by_work.stack, owned.by_work.caller, owned.by_work.module)),
-                     owned.by_work.backward.copy())  # fmt: skip
+    was = owned.by_work
+    work = OwnedWork(was.stack.copy(), was.caller.copy(), was.module.copy(), was.backward.copy())
     for at, rows, calls in mapped:
         one = captured[at][0]
         own = _owners(one, calls)

@@ -85,7 +85,7 @@ def test_nodes_of_foreign_traces(tmp_path: Path, by: str) -> None:
         header = {"trace": {"host_name": HOST[trace.rank]}, "nothing": {}}
         listed = [{"id": n, "name": trace.device} for n in range(2)]
         made |= {"deviceProperties": listed} if by == "devices" else header[by]
-        trace.document = lambda made=made: made  # type: ignore[method-assign]
+        trace.document = lambda made=made: made  # type: ignore[method-assign,misc]
     built_run(tmp_path, traces)
     rows = stepscope.load(tmp_path, cache=False).document["collectives"]
     spans = {(r["op"], r["span"]) for r in rows if r["op"] in ("all_reduce", "all_gather")}

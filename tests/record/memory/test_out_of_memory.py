@@ -59,7 +59,7 @@ class Memory:
 
 @pytest.fixture
 def observers(monkeypatch):
-    found = []
+    found: list = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", found.append, raising=False)

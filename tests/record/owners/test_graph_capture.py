@@ -20,7 +20,7 @@ class Graph:
     """torch.cuda.CUDAGraph as far as a capture needs it."""
 
     def capture_begin(self, *args, **named):
-        self.calls = [(args, named)]
+        self.calls: object = [(args, named)]
 
     def capture_end(self):
         if self.calls == "broken":
@@ -33,7 +33,7 @@ def captures(monkeypatch):
     monkeypatch.setenv("INDUCTOR_PROVENANCE", "1")
     begin, end = Graph.capture_begin, Graph.capture_end
     yield GraphCaptures(RecordConfig(graphs=True))
-    Graph.capture_begin, Graph.capture_end = begin, end
+    Graph.capture_begin, Graph.capture_end = begin, end  # type: ignore[method-assign]
 
 
 class Model(torch.nn.Module):
@@ -126,8 +126,8 @@ def test_own_profiler_around_a_capture_is_left_alone(captures):
 
 def test_kernels_of_the_compiler_keep_their_lines(captures, tmp_path):
     """With what torch 2.13 sends where it writes structured logs of a compiled graph."""
+    sent: list = []
     compiler = SimpleNamespace(trace_structured=lambda *args, **named: sent.append((args, named)))
-    sent = []
     captures._patches.replace(compiler, "trace_structured", captures._noted)
     stacks = [
         '  File "/u/main.py", line 9, in step\n    y = m(x)\n  File "/u/m.py", line 19, in forward\n    y = x * 2\n'
