@@ -186,8 +186,8 @@ def step_errors(folder: Path, num_rounds: int) -> list[dict[str, float]]:
     rows = []
     for k in range(num_rounds):
         account = account_of(load(sorted((folder / f"two{k}").glob("rank*.json"))), unprofiled_ms=two)
-        found = scaled(account, [4], source=known, compute_factor=factor).curve[0]
-        band = {"predicted_ms": found.step_ns / 1e6, "low_ms": found.low_ns / 1e6, "high_ms": found.high_ns / 1e6}
+        found = scaled(account, [4], source=known, compute_factor=factor)["curve"][0]
+        band = {"predicted_ms": found["step_ms"], "low_ms": found["low_ms"], "high_ms": found["high_ms"]}
         rows.append({"two_ms": two, "four_ms": four, "compute_factor": factor, **band})
     return rows
 

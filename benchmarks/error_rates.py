@@ -17,7 +17,8 @@ from functools import partial
 import numpy as np
 from common import HERE, table
 
-from stepscope.lab.experiment import Trial, run_rounds, turned
+from stepscope.contract.rounds import turned
+from stepscope.lab.experiment import Trial, run_rounds
 from stepscope.lab.regression import BASE, HEAD, REGRESSION, UNDECIDED, judge, looks_of
 from stepscope.lab.results.times import over
 from stepscope.lab.tune import EQUAL, Candidate, tune
@@ -109,9 +110,9 @@ def verdict(rounds: Iterator[dict[str, Trial]], looks: Sequence[int]) -> tuple[b
         (BASE, HEAD),
         lambda number, order: next(rounds),
         looks=looks,
-        undecided=lambda found: (HEAD,) if judged(found).verdict == UNDECIDED else (),
+        undecided=lambda found: (HEAD,) if judged(found)["verdict"] == UNDECIDED else (),
     )
-    alarm = judged(found).verdict == REGRESSION
+    alarm = judged(found)["verdict"] == REGRESSION
     return alarm, alarm
 
 
@@ -122,8 +123,8 @@ def tuned(machine: Machine, change: float) -> tuple[bool, bool]:
         helps = candidate is not None and "s2" in candidate.settings
         return machine.trial(20, factor=1 / (1 + change) if helps else 1.0, of=500)
 
-    keep = tune(settings, run, rounds=5).keep
-    kept = keep.candidate.name.split(" + ") if keep else []
+    keep = tune(settings, run, rounds=5)["keep"]
+    kept = keep["name"].split(" + ") if keep else []
     return "s2" in kept, bool(kept) if change == 0 else bool(set(kept) - {"s2"})
 
 

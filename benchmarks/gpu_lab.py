@@ -7,7 +7,7 @@
 
 Every part writes `PART.json` (a results document, as `stepscope bench` writes it), a sweep after every measurement, so
 that a kill loses one; the traces of `ddp` and `fsdp` are packed next to it. Measuring needs nothing but torch. All
-sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/lab/gpu-lab.md.
+sweeps but `strategy-small` and `strategy-large` take one rank. `--tables` prints the tables of docs/gpu.md.
 """
 
 import argparse
@@ -24,10 +24,19 @@ from typing import Any
 from common import number, shared_device, table
 
 from stepscope.contract.run_folder import atomic_write
-from stepscope.lab.bench.launch import launch
-from stepscope.lab.bench.results import environment, results, rows
-from stepscope.lab.bench.strategies import DEFAULT_MB, available, finalists
-from stepscope.lab.bench.sweep_control import Method, SweepMeasurements, fitting_sizes, run_sweep, sweep_document
+from stepscope.lab.bench.results import results
+from stepscope.lab.bench.sessions import (
+    Measured,
+    Method,
+    Sessions,
+    compared_row,
+    fitting_sizes,
+    in_rounds,
+    run_sweep,
+    run_trials,
+    sweep_document,
+)
+from stepscope.lab.bench.strategies import available, finalists
 from stepscope.lab.bench.sweeps import Sweep, largest_fitting, measured_sizes, sweep_named
 
 RANKS = 4
@@ -113,24 +122,36 @@ def parsed() -> argparse.Namespace:
 def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool, runs: int) -> dict[str, Any]:
     """Return the results of one comparison on all ranks."""
     settings = settings_of(part, cuda=cuda, runs=runs)
-    job = "bucket_sweep" if part == "buckets" else "compare"
-    ranks = RANKS if cuda else 2
-    result = launch(
-        {"job": f"stepscope.lab.bench.data_parallel:{job}", "settings": settings, "share_devices": True},
-        world_size=ranks,
-        backend="nccl" if cuda else "gloo",
-        out=scratch,
-        limit_s=LIMIT_S[part],
-        on_record=lambda r: print(part, r["what"], r.get("series"), r.get("run"), flush=True),
+    sessions, method = (
+        Sessions(),
+        Method(backend="nccl" if cuda else "gloo", world_size=RANKS if cuda else 2, share_devices=True),
     )
+    search: list[dict[str, Any]] = []
+    variants = settings.pop("variants", ())
+    if part == "buckets":
+        first = sessions.start(
+            "data_parallel:search_bucket", settings, method=method, out=scratch, limit_s=LIMIT_S[part]
+        )
+        search = [r for r in first.records[0] if r["what"] in ("round", "found")]
+        variants = finalists(settings["implementation"], search[-1]["best_mb"])
+    by_name = {variant["name"]: variant for variant in variants}
+
+    def trial(items: Any, number: int, **how: Any) -> Any:
+        chosen = [{"variant": by_name[name], "run": run} for name, run in items]
+        given = {**settings, "items": chosen, "checked": True}
+        return sessions.start("data_parallel:compare", given, method=method, out=scratch, **how)
+
+    items = [
+        *in_rounds(list(by_name), settings["runs"]),
+        *((name, None) for name in by_name if settings["trace_steps"]),
+    ]
+    measured, _ = run_trials(items, trial, limit_s=LIMIT_S[part], progress=said)
     pack_traces(scratch / "traces", out, part)
-    entries = settings.get("series") or finalists(settings["implementation"], best_mb(result.records[0]))
-    found = rows(
-        result.records, entries=entries, config={**settings["workload"], "warmup_steps": settings["warmup_steps"]}
-    )
-    where = environment(result.records, backend="nccl" if cuda else "gloo")
-    search = [r for r in result.records[0] if r["what"] in ("round", "found", "repeated")]
-    return results(found, command=f"bench {part}", environment=where, message=result.message, search=search)
+    runs_of = measured.runs
+    found = [compared_row(one, runs_of[name], measured, settings) for name, one in by_name.items() if name in runs_of]
+    where = {"backend": method.backend, "world_size": method.world_size, **measured.environment}
+    search += measured.every("repeated")
+    return results(found, command=f"bench {part}", environment=where, message=measured.message, search=search)
 
 
 def pack_traces(traces: Path, out: Path, part: str) -> None:
@@ -147,19 +168,15 @@ def pack_traces(traces: Path, out: Path, part: str) -> None:
 def settings_of(part: str, *, cuda: bool, runs: int) -> dict[str, Any]:
     large = part == "fsdp"
     work = (FSDP_MODEL if large else DDP_MODEL) if cuda else TINY
-    method = {"warmup_steps": 2, "steps": 3, "runs": 2, "trace_steps": 2}
+    method = {"warmup_steps": 2, "steps": 3, "runs": 2, "trace_steps": 2, "grad_accum": 1}
     if cuda:
-        method = {"warmup_steps": 6, "steps": 20, "runs": runs, "trace_steps": 2}
+        method |= {"warmup_steps": 6, "steps": 20, "runs": runs}
         method |= {"steps": 10, "warmup_steps": 4} if large else {}
     if part == "buckets":
         search = {"implementation": "pytorch_ddp", "round_turns": 2, "round_steps": 10, "round_warmup": 4}
         return {"workload": work, **method, "runs": 2, "trace_steps": 0, **search}
     names = available(FSDP) if large else available()
-    return {"workload": work, **method, "series": [{"name": name, "implementation": name} for name in names]}
-
-
-def best_mb(records: list[dict[str, Any]]) -> float:
-    return next((r["best_mb"] for r in records if r["what"] == "found"), DEFAULT_MB)
+    return {"workload": work, **method, "variants": [{"name": name, "implementation": name} for name in names]}
 
 
 def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, Any]:
@@ -180,10 +197,10 @@ def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, A
         spec, method = strategy(name, spec, method, cuda=cuda)
     sweep, notes = prepared(name, spec, method, scratch, cuda=cuda)
 
-    def document(so_far: SweepMeasurements) -> dict[str, Any]:
+    def document(so_far: Measured) -> dict[str, Any]:
         return sweep_document(sweep, so_far, spec=spec, method=method, command=f"bench {name}", **notes)
 
-    def keep(so_far: SweepMeasurements) -> None:
+    def keep(so_far: Measured) -> None:
         written({**document(so_far), "complete": False, "message": "ended from outside while measuring"}, out)
 
     found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said, keep=keep)
@@ -289,7 +306,7 @@ def data_parallel_table(part: str, folder: Path) -> str:
     head = ("implementation", "step (ms)", "95 % interval", "over PyTorch's DDP", "comm (ms)", "exposed (ms)")
     title = f"{part}: {found['environment']['world_size']} ranks, sharing: {found['sharing']}; {found['took_s']} s\n\n"
     repeated = [
-        f"\n\n{r['series']} against itself: gradient {r['gradient_error']:.1e}, weights {r['weight_error']:.1e}, "
+        f"\n\n{r['variant']} against itself: gradient {r['gradient_error']:.1e}, weights {r['weight_error']:.1e}, "
         f"loss {r['loss_error']:.1e} after {r['steps']} steps"
         for r in found["search"]
         if r["what"] == "repeated"

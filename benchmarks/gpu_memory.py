@@ -160,9 +160,8 @@ def model_shape(device: str) -> tuple[Any, int]:
 
 
 def by_formula(case: Case, device: str) -> float:
-    from stepscope.lab.predict.model_flops import Recompute, Transformer
     from stepscope.lab.predict.model_memory import Batch, training_memory
-    from stepscope.lab.predict.model_shape import Layout, Optimizer, Precision, Sharding
+    from stepscope.lab.predict.model_shape import Layout, Optimizer, Precision, Recompute, Sharding, Transformer
 
     shape, micro_batch = model_shape(device)
     model = Transformer(

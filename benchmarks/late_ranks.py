@@ -3,6 +3,7 @@
     python benchmarks/late_ranks.py planted OUT [--busy 0] [--steps 40]     planted jobs, with and without the lateness
     python benchmarks/late_ranks.py healthy OUT [--runs 50] [--ranks 2,4]    equal ranks: nobody may be named
     python benchmarks/late_ranks.py noise [--runs 1000]                      the judge on synthetic equal ranks
+    python benchmarks/late_ranks.py waits                                    `predict scale` on simulated own times
     python benchmarks/late_ranks.py read RUN ...                             any recorded runs
 
 Jobs are gloo ranks with one thread each. `measured` is the mean step with the sleeps less that without them.
@@ -36,7 +37,7 @@ CASES: dict[str, tuple[int, dict[int, int], int]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("planted", "healthy", "noise", "read", "train"))
+    parser.add_argument("what", choices=("planted", "healthy", "noise", "waits", "read", "train"))
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--ranks", default="2,4")
@@ -47,6 +48,8 @@ def main() -> int:
         train(args.steps)
     elif args.what == "noise":
         noise(args.runs)
+    elif args.what == "waits":
+        waits()
     elif args.what == "read":
         for path in args.paths:
             show(path.name, path)
@@ -204,6 +207,33 @@ def noise(runs: int) -> None:
                     own = 1e7 * shape(rng, ranks, steps)
                     alarms += bool(late_ranks(lateness({r: row.tolist() for r, row in enumerate(own)})))
                 print(f"{name}, {ranks} ranks, {steps} steps: {100 * alarms / runs:.1f} % of {runs} runs", flush=True)
+
+
+def waits() -> None:
+    """Print the true wait for the last rank of 8 to 64 over the one predicted from five steps of 2 to 8."""
+    import numpy as np
+
+    from stepscope.lab.predict.scale import last_rank_ns
+
+    rng, steps, jobs = np.random.default_rng(0), 5, 200
+    spreads = {
+        "normal": lambda n, t: rng.normal(100, 5, (n, t)),
+        "skewed (lognormal)": lambda n, t: 100 * rng.lognormal(0, 0.05, (n, t)),
+        "bounded (uniform)": lambda n, t: 95 + 10 * rng.random((n, t)),
+        "exponential": lambda n, t: 95 + rng.exponential(5, (n, t)),
+        "constant offsets of ranks": lambda n, t: 100 + rng.normal(0, 5, (n, 1)) + rng.normal(0, 1, (n, t)),
+        "hiccups, 30 % in a step of 20": lambda n, t: rng.normal(100, 2, (n, t)) + 30 * (rng.random((n, t)) < 0.05),
+    }
+    for name, own in spreads.items():
+        last = {n: np.mean([own(n, steps).max(0).mean() for _ in range(600)]) for n in (2, 4, 8, 16, 32, 64)}
+        ratios = [
+            (last[wanted] - last[recorded])
+            / last_rank_ns(own(recorded, steps).var(0, ddof=1).mean() ** 0.5, recorded, wanted)
+            for recorded in (2, 4, 8) for wanted in (8, 16, 32, 64) if wanted > recorded for _ in range(jobs)
+        ]  # fmt: skip
+        low, middle, high = np.quantile(ratios, [0.05, 0.5, 0.95])
+        inside = 100 * np.mean([0.4 <= ratio <= 4 for ratio in ratios])
+        print(f"{name}: true / predicted {middle:.2f}, 90 % {low:.2f}-{high:.2f}; {inside:.0f} % in 0.4-4")
 
 
 @contextlib.contextmanager

@@ -975,16 +975,16 @@ def resident_mb(pid: int) -> float | None:
 
 def section(looks: list[Look]) -> str:
     """Return the result as a section of a page."""
-    head = ("steps", "memory of ours, kB", "training process, MB", "helper process, MB", "recorder calls per step")
+    head = ("steps", "own, kB", "training process, MB", "helper process, MB", "recorder calls per step")
     rows = (
         [f"{x.steps:,}", f"{x.own_kb:.0f}", number(x.process_mb, ".1f"), number(x.helper_mb, ".1f"), x.calls]
         for x in looks
     )
     return (
-        f"{looks[-1].steps:,} steps of a trivial loop in light mode, recorded by the hooks\n"
+        f"{looks[-1].steps:,} steps of a trivial loop in light mode\n"
         f"(`python benchmarks/overhead.py soak --write docs/reliability.md`; {platform.machine()}, "
         f"Python {platform.python_version()}).\n"
-        "Memory of ours is what tracemalloc finds allocated in our files; calls are those of a step only timed.\n\n"
+        "*Own* is the memory that tracemalloc finds allocated in stepscope's files.\n\n"
         f"{table(head, rows)}"
     )
 

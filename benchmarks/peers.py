@@ -1,8 +1,8 @@
 """The same runs through stepscope, HTA and TraceLens: time, memory, agreement of the numbers, and the late rank.
 
-    python benchmarks/peers.py speed [--rounds 5] [--write docs/peers.md]
+    python benchmarks/peers.py speed [--rounds 5] [--write PAGE]
     python benchmarks/peers.py compare RUN ... [--rounds 2] [--shift-rank 1] [--shift-ms 20] [--out peers.json]
-    python benchmarks/peers.py foreign TRACE ... [--write docs/peers.md]
+    python benchmarks/peers.py foreign TRACE ... [--write PAGE]
 
 The peers run in an environment of their own, installed by pip unless `--peers` names its interpreter. Every measurement
 is a separate process, rounds alternate the tools. CPU time begins after the imports, except for the command line, and

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from common import python, recorded, report_of, run
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -41,8 +43,15 @@ EXPECTED = {
     "one_by_one": ["too-many-small-collectives", "no-overlap"],
     "tiny_buckets": ["too-many-small-collectives"],
     "sync_every_micro_batch": ["redundant-communication"],
+    # repaired by the remedy that the finding has, whether or not it is advised here
+    "no_workers": ["data-loading"],
+    "full_bytes": ["communication-bound"],
+    "few_micro_batches": ["pipeline-bubble"],
+    "small_micro_batches": ["pipeline-bubble"],
 }
 """fault -> findings that name it"""
+#: of the pipelines: samples of a step
+_ROWS = {"few_micro_batches": 2048, "small_micro_batches": 256}
 
 
 def main() -> int:
@@ -131,9 +140,14 @@ class Planted:
 
     def loader(self, steps: int) -> DataLoader:
         """Batches for so many steps; slow ones take 5 ms per sample."""
-        slow = self.name == "slow_loader" or (self.name == "slow_loader_one" and self.rank == 0)
+        slow = (
+            self.kind == "no_workers"
+            or self.name == "slow_loader"
+            or (self.name == "slow_loader_one" and self.rank == 0)
+        )
         batch = self.batch_size() * (MICRO_BATCHES if self.kind == "sync_every_micro_batch" else 1)
-        return DataLoader(SlowText(steps * batch, 0.005 if slow else 0.0), batch_size=batch)
+        workers = 4 if self.kind == "no_workers" and self.name == "none" else 0
+        return DataLoader(SlowText(steps * batch, 0.005 if slow else 0.0), batch_size=batch, num_workers=workers)
 
     def batch_size(self) -> int:
         """Uneven work: 4 and 12 samples; repaired 8 and 8."""
@@ -143,7 +157,10 @@ class Planted:
         """The model, wrapped where DDP exchanges its gradients."""
         if self.name in ("no_overlap", "one_by_one"):
             return GPT()
-        return DistributedDataParallel(GPT(), bucket_cap_mb=0.01 if self.name == "tiny_buckets" else 1)
+        model = DistributedDataParallel(GPT(), bucket_cap_mb=0.01 if self.name == "tiny_buckets" else 1)
+        if self.kind == "full_bytes" and self.name == "none":
+            model.register_comm_hook(None, bf16_compress_hook)
+        return model
 
     def before_forward(self, step: int, model: nn.Module, ids: torch.Tensor) -> None:
         """Hold up all ranks or the late one."""
@@ -184,9 +201,38 @@ class Planted:
             yield (model.no_sync() if quiet else contextlib.nullcontext()), *pair
 
 
+def train_pipeline(args: argparse.Namespace, width: int = 512) -> None:
+    rank, rows = dist.get_rank(), _ROWS[args.fault]
+    stage = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, rank, dist.get_world_size(), torch.device("cpu")),
+        8 if args.repaired else 2,
+        loss_fn=nn.functional.mse_loss,
+    )
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=3e-4)
+    given = [torch.randn(rows, width)] if rank == 0 else []
+    target = {} if rank == 0 else {"target": torch.randn(rows, width)}
+    marks = [time.perf_counter()]
+    for _ in range(args.steps):
+        schedule.step(*given, **target)
+        optimizer.step()
+        optimizer.zero_grad()
+        marks.append(time.perf_counter())
+    finish(args, marks)
+
+
+def finish(args: argparse.Namespace, marks: list[float]) -> None:
+    if args.times and dist.get_rank() == 0:
+        Path(args.times).write_text(json.dumps([1000 * (b - a) for a, b in pairwise(marks)]))
+    dist.destroy_process_group()
+
+
 def train(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
+    if args.fault in _ROWS:
+        train_pipeline(args)
+        return
     planted = Planted(args.fault, repaired=args.repaired, rank=dist.get_rank())
     model = planted.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -200,9 +246,7 @@ def train(args: argparse.Namespace) -> None:
         planted.after_backward(model)
         optimizer.step()
         marks.append(time.perf_counter())
-    if args.times and dist.get_rank() == 0:
-        Path(args.times).write_text(json.dumps([1000 * (b - a) for a, b in pairwise(marks)]))
-    dist.destroy_process_group()
+    finish(args, marks)
 
 
 if __name__ == "__main__":

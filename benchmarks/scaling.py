@@ -1,16 +1,16 @@
 """How the whole report grows with ranks, events and steps: CPU time, wall time and memory, one process per size.
 
     python benchmarks/scaling.py [--ranks 1 2 4 8 9 16] [--events 25000 50000 100000 200000] [--steps 8 16 32 64]
-                                 [--first-only] [--write docs/scaling.md] [--out scaling.json]
+                                 [--first-only] [--write PAGE] [--out scaling.json]
     python benchmarks/scaling.py --light --ranks 1024 4096 16384 --steps 20
     python benchmarks/scaling.py --page
 
 Every size repeats the events of a real run (`large_runs.py`). Ranks grow at `--events-each` events of each; events and
 steps grow on `--ranks-each` ranks. More events at a fixed number of steps are made by renaming the marks of the steps
-beyond it, so that only one thing grows at a time. `--write` replaces the table between its marks and draws the picture
-next to it. `--light` reports simulated step logs: a data-parallel step of 100 ms with 2 % of noise in which one rank
-takes 20 ms longer, for which all others wait. `--page` draws, zooms and pans the HTML report of constructed runs with
-every section in a browser (needs chromium and chromedriver); the main thread is measured in CPU time.
+beyond it, so that only one thing grows at a time. `--write` replaces the table between the marks on PAGE and draws the
+picture next to it. `--light` reports simulated step logs: a data-parallel step of 100 ms with 2 % of noise in which one
+rank takes 20 ms longer, for which all others wait. `--page` draws, zooms and pans the HTML report of constructed runs
+with every section in a browser (needs chromium and chromedriver); the main thread is measured in CPU time.
 """
 
 import argparse

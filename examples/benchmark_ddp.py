@@ -7,6 +7,7 @@ Profile:     python examples/benchmark_ddp.py --profile --profile-implementation
 Read it:     stepscope report 'profiler_output/ddp_bucketed_rank_*_trace.json'
 
 All options of `stepscope bench ddp --help` hold. The backend is NCCL where every rank has a GPU of its own, else gloo.
+Run again, it replaces its own results and traces.
 """
 
 import os
@@ -25,4 +26,4 @@ def default_backend(arguments: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(["bench", "ddp", *sys.argv[1:], *default_backend(sys.argv[1:])]))
+    sys.exit(main(["bench", "ddp", "--force", *sys.argv[1:], *default_backend(sys.argv[1:])]))

@@ -1,5 +1,6 @@
 """FSDP2: parameters, gradients and optimizer state sharded over the ranks, recorded, with what its gathers cost.
 
+One process: python examples/fsdp_example.py
 One node:    torchrun --nproc-per-node=2 examples/fsdp_example.py --out run
 Two nodes:   torchrun --nnodes=2 --nproc-per-node=8 --node-rank=0 --master-addr=HOST0 examples/fsdp_example.py
              and the same with --node-rank=1 on the other node
@@ -27,10 +28,11 @@ def main() -> None:
     parser.add_argument("--out", default="stepscope-run")
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if cuda else "cpu"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()) if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("nccl" if cuda else "gloo", **alone)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(args.width, args.width) for _ in range(args.layers))).to(device)
     for layer in model:

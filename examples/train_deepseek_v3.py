@@ -1,10 +1,12 @@
 """A small DeepSeek-V3-style model (latent attention, shared and routed experts), recorded where TORCH_TRACE_DIR is set.
 
-Train it:    torchrun --nproc-per-node=2 examples/train_deepseek_v3.py --steps 40
+Train it:    python examples/train_deepseek_v3.py         or on two ranks:
+             torchrun --nproc-per-node=2 examples/train_deepseek_v3.py --steps 40
 Record it:   TORCH_TRACE_DIR=traces torchrun --nproc-per-node=2 examples/train_deepseek_v3.py --steps 40
 Read it:     stepscope report traces
 
-Without torchrun it trains on one process. `--set workload.d_model=1024` and the like change the configuration.
+Run again, it replaces its summary and numbers its traces. `--set workload.d_model=1024` and the like change the
+configuration.
 """
 
 import argparse
@@ -34,7 +36,7 @@ def main() -> None:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     given = ["workload.name=deepseek", *(f"workload.{size}" for size in SMALL), f"train.steps={args.steps}"]
     given += [f"train.strategy={'pytorch_ddp' if many else 'single'}", f"output.dir={args.out}"]
-    trainer = stepscope.Trainer(args.config, overrides=[*given, *args.overrides], say=print)
+    trainer = stepscope.Trainer(args.config, overrides=[*given, *args.overrides], say=print, force=True)
     with recorded(wait=4, warmup=1, active=3) if os.environ.get("TORCH_TRACE_DIR") else nullcontext():
         trainer.train()
     if many:

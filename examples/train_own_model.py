@@ -35,7 +35,13 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 10))
     defaults = ["workload.batch_size=32", "train.steps=40", "scheduler.decay=cosine", f"output.dir={args.out}"]
     trainer = stepscope.Trainer(
-        args.config, overrides=[*defaults, *args.overrides], model=model, data=data, loss=loss_of, say=print
+        args.config,
+        overrides=[*defaults, *args.overrides],
+        model=model,
+        data=data,
+        loss=loss_of,
+        say=print,
+        force=True,
     )
     trainer.train(profile=True)
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "stepscope"
-JOB_SIDE = ("record/", "lab/bench/", "bench/", "integrations/", "demo_train.py")
+JOB_SIDE = ("record/", "lab/bench/", "lab/tracker.py", "bench/", "integrations/", "demo_train.py")
 
 
 @cache

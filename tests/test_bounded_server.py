@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.limits import HANG_S
@@ -12,27 +12,49 @@ from tests.limits import HANG_S
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
 
 
-class Waiting(BaseHTTPRequestHandler):
-    """Answers once it may, and says nothing of it."""
+class Two(BoundedServer):
+    max_connections = 2
+
+
+class Impatient(Two):
+    within_s = 0.2
+
+
+class Patient(Two):
+    within_s = 2 * HANG_S
+
+
+class Waiting(BoundedHandler):
+    """Answers once it may."""
 
     may_answer = threading.Event()
+    size_bytes = 0
 
     def do_GET(self) -> None:
         assert self.may_answer.wait(HANG_S)
         self.send_response(200)
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep no log."""
+        self.wfile.write(b"x" * self.size_bytes)
 
 
-class Two(BoundedServer):
-    max_connections = 2
+class Verbose(Waiting):
+    size_bytes = 50_000_000  # more than the system buffers
 
 
-def connected(server: Two) -> socket.socket:
+@contextlib.contextmanager
+def serving(kind: type[Two], handler: type[Waiting]) -> Iterator[Two]:
+    server = kind((LOOPBACK, 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def connected(server: Two, request: bytes = b"GET / HTTP/1.0\r\n\r\n") -> socket.socket:
     client = socket.create_connection((LOOPBACK, server.server_port), timeout=HANG_S)
-    client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    client.sendall(request)
     return client
 
 
@@ -44,10 +66,18 @@ def received(client: socket.socket) -> bytes:
         return b""
 
 
+def wait_for_an_answer(server: Two, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+    until, answer = time.monotonic() + HANG_S, b""
+    while not answer and time.monotonic() < until:  # a place is free once the thread of one of them has ended
+        meanwhile()
+        with connected(server) as client:
+            answer = received(client)
+    assert answer.startswith(b"HTTP/1.0 200")
+
+
 def test_connection_beyond_the_bound_is_hung_up_on(capfd: pytest.CaptureFixture[str]) -> None:
-    server = Two((LOOPBACK, 0), Waiting)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    Waiting.may_answer.clear()
+    with serving(Two, Waiting) as server:
         served = [connected(server) for _ in range(2)]
         beyond = connected(server)
         assert received(beyond) == b""  # while the two still wait for their answers
@@ -56,84 +86,31 @@ def test_connection_beyond_the_bound_is_hung_up_on(capfd: pytest.CaptureFixture[
             assert client.recv(100).startswith(b"HTTP/1.0 200")
         for client in (*served, beyond):
             client.close()
-        answer = b""
-        while not answer:  # a place is free once the thread of one of them has ended
-            with connected(server) as client:
-                answer = received(client)
-        assert answer.startswith(b"HTTP/1.0 200")
-    finally:
-        server.shutdown()
-        server.server_close()
+        wait_for_an_answer(server)
     assert capfd.readouterr().err == ""
 
 
-class Greeting(BoundedHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-
-class Impatient(Two):
-    within_s = 0.2
-
-
 def test_request_that_drips_is_cut_off() -> None:
-    server = Impatient((LOOPBACK, 0), Greeting)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    over, answer = threading.Event(), b""
-    dripping = [socket.create_connection((LOOPBACK, server.server_port), timeout=HANG_S) for _ in range(2)]
+    Waiting.may_answer.set()
+    with serving(Impatient, Waiting) as server:
+        dripping = [connected(server, b"GET / HTTP/1.0\r\n") for _ in range(2)]
 
-    def drip() -> None:
-        begun = False
-        while not over.wait(0.05):
+        def drip() -> None:
             for client in dripping:
                 with contextlib.suppress(OSError):
-                    client.sendall(b"X: y\r\n" if begun else b"GET / HTTP/1.0\r\n")
-            begun = True
+                    client.sendall(b"X: y\r\n")
+            time.sleep(0.05)
 
-    thread = threading.Thread(target=drip, daemon=True)
-    thread.start()
-    try:
-        until = time.monotonic() + HANG_S
-        while not answer and time.monotonic() < until:
-            with connected(server) as client:
-                answer = received(client)
-        assert answer.startswith(b"HTTP/1.0 200")
-    finally:
-        over.set()
-        thread.join()
+        wait_for_an_answer(server, meanwhile=drip)
         for client in dripping:
             client.close()
-        server.shutdown()
-        server.server_close()
-
-
-class Verbose(BoundedHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"x" * 50_000_000)  # more than the system buffers
-
-
-class Patient(Two):
-    within_s = 2 * HANG_S
 
 
 @pytest.mark.parametrize("request_", [b"", b"GET / HTTP/1.0\r\n\r\n"], ids=["says nothing", "reads nothing"])
 def test_idle_clients_make_room(request_: bytes) -> None:
-    server = Patient((LOOPBACK, 0), Verbose)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    idle = [socket.create_connection((LOOPBACK, server.server_port), timeout=HANG_S) for _ in range(5)]
-    try:
-        for client in idle:
-            client.sendall(request_)
-        answer = b""
-        while not answer:
-            with connected(server) as client:
-                answer = received(client)
-        assert answer.startswith(b"HTTP/1.0 200")
-    finally:
+    Waiting.may_answer.set()
+    with serving(Patient, Verbose) as server:
+        idle = [connected(server, request_) for _ in range(5)]
+        wait_for_an_answer(server)
         for client in idle:
             client.close()
-        server.shutdown()
-        server.server_close()

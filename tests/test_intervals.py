@@ -46,13 +46,6 @@ def test_union_covers_every_moment_once(raw: list[tuple[int, int]]) -> None:
     assert_is(of(raw), moments(raw))
 
 
-@given(RAW)
-def test_union_never_exceeds_the_wall_time(raw: list[tuple[int, int]]) -> None:
-    spans = [(a, b) for a, b in raw if b > a]
-    wall = max((b for _, b in spans), default=0) - min((a for a, _ in spans), default=0)
-    assert of(raw).total_ns <= wall
-
-
 @pytest.mark.parametrize("scale", [1, 1 << 55])
 @given(st.lists(st.tuples(st.integers(0, 3), MOMENT, MOMENT), max_size=12), st.integers(1, 10))
 def test_union_of_each_key(scale: int, keyed: list[tuple[int, int, int]], gap: int) -> None:

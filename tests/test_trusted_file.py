@@ -39,11 +39,6 @@ def give_away(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER)
 
 
-def test_what_was_written_is_loaded(place: Path) -> None:
-    with open_trusted_file(place) as f:
-        assert f.read() == b"ab"
-
-
 @pytest.mark.usefixtures("permissive")
 @pytest.mark.parametrize(("permissions", "folder"), [(0o600, 0o700), (0o644, 0o755)])
 def test_only_the_owner_can_write_whatever_the_umask(tmp_path: Path, permissions: int, folder: int) -> None:

@@ -3,8 +3,7 @@
     python tools/finding_examples.py RUNS
 
 RUNS holds a folder per run that the pages name, each with its traces and a `truth.json` that gives the step without
-the profiler (`step_ms_unprofiled`). Two kinds of block are written anew: what a finding says, and what a `whatif`
-command prints. The words around them stay.
+the profiler (`step_ms_unprofiled`). The block of each finding is written anew; the words around it stay.
 """
 
 import json
@@ -17,7 +16,6 @@ from typing import Any
 
 PAGES = Path(__file__).parents[1] / "docs" / "findings"
 _SAID = re.compile(r"(`(?P<run>\w+)`: [^\n]*\n\n)(?P<block>(?:    [^\n]*\n)+)")
-_WHATIF = re.compile(r"(    \$ stepscope whatif (?P<run>\w+) (?P<args>--set [^\n]*)\n)(?P<block>(?:    [^\n]*\n)+)")
 
 
 def main(runs: Path) -> int:
@@ -33,8 +31,7 @@ def main(runs: Path) -> int:
 
 def refreshed(text: str, finding_id: str, runs: Path) -> str:
     """Return a page with its blocks written anew."""
-    text = _SAID.sub(lambda m: m[1] + said(runs / m["run"], finding_id, m["block"]), text)
-    return _WHATIF.sub(lambda m: m[1] + whatif(runs / m["run"], m["args"]), text)
+    return _SAID.sub(lambda m: m[1] + said(runs / m["run"], finding_id, m["block"]), text)
 
 
 def said(run: Path, finding_id: str, before: str) -> str:
@@ -57,13 +54,6 @@ def evidence(e: dict[str, Any]) -> str:
     value = f"{e['value']:,}" if isinstance(e["value"], int) else str(e["value"])
     where = f" ({e['where']})" if e["where"] else ""
     return f"{e['what']}: {value} {e['unit']}".rstrip() + where
-
-
-def whatif(run: Path, args: str) -> str:
-    """Return what `stepscope whatif` prints."""
-    command = ["stepscope", "whatif", run.name, *args.split(), "--unprofiled-step-ms", str(unprofiled_ms(run))]
-    done = subprocess.run(command, cwd=run.parent, capture_output=True, text=True, check=True)
-    return "".join(f"    {line}".rstrip() + "\n" for line in done.stdout.splitlines())
 
 
 @cache

@@ -58,6 +58,8 @@ RUNS = {
     "tensor": "tp4_mlp",
 }
 """recordings by what they show, in the corpus or in `tests/data`"""
+#: shown first on the pages: source lines and a planted fault
+HERO = "tutorial/slow"
 COMPARED = ("ddp_host_straggler_rank2", "ddp_healthy")
 CPU_RUNS = {"gloo": "gloo-ddp", "mesh": "gloo-mesh"}
 # The browser reads the picture: its commonest colours, those least like them, and for every pixel the nearest of all.
@@ -105,8 +107,7 @@ WIDTHS = (390, 1400, 2560)
 SCHEMES = ("light", "dark")
 PAPER = 760
 """how wide a page is on paper, in CSS pixels"""
-TERMINALS = {"": DEFAULT_TERMINAL_THEME, "-dark": SVG_EXPORT_THEME}
-GALLERY = {"": (1400, 900), "-phone": (390, 844)}
+GALLERY_SIZE = (1400, 900)
 README_WIDTH = 1180
 TALLEST = 16_000
 """of one picture: a browser draws no more at once"""
@@ -128,23 +129,22 @@ def main() -> None:
 
 def write_docs(browser: Browser, corpus: Path, folder: Path) -> None:
     """Write the pictures that the docs show."""
-    straggler = analysed(corpus, RUNS["ddp"])
-    (IMAGES / "terminal.svg").write_text(terminal_svg(straggler, SVG_EXPORT_THEME))
-    for name, run in RUNS.items():
-        write_terminals(name, analysed(corpus, run))
+    hero = analysed(corpus, HERO)
+    (IMAGES / "terminal.svg").write_text(terminal_svg(hero, SVG_EXPORT_THEME))
     page = folder / "page.html"
-    page.write_text(straggler.to_html())
+    page.write_text(hero.to_html())
     save(browser, IMAGES / "report.png", part_of(browser, page, "#timeline", scheme="light"))
-    save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", tab="timeline"))
     browser.prefer("light")
+    browser.size(*GALLERY_SIZE)
     makers = page_makers(corpus, folder)
     for name in (*RUNS, "compare"):
+        if name in RUNS:
+            svg = terminal_svg(analysed(corpus, RUNS[name]), DEFAULT_TERMINAL_THEME)
+            (IMAGES / "gallery" / f"{name}-terminal.svg").write_text(svg)
         page.write_text(makers[name]())
-        for suffix, size in GALLERY.items():
-            browser.size(*size)
-            browser.open(page)
-            hide_scrollbars(browser)
-            save(browser, IMAGES / "gallery" / f"{name}{suffix}.png", browser.picture())
+        browser.open(page)
+        hide_scrollbars(browser)
+        save(browser, IMAGES / "gallery" / f"{name}.png", browser.picture())
 
 
 def save(browser: Browser, path: Path, png: bytes) -> None:
@@ -152,14 +152,6 @@ def save(browser: Browser, path: Path, png: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(small_png(browser, png))
     print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
-
-
-def write_terminals(name: str, analysis: Analysis) -> None:
-    """Write the terminal report of a run, light and dark."""
-    for suffix, theme in TERMINALS.items():
-        path = IMAGES / "gallery" / f"{name}-terminal{suffix}.svg"
-        path.write_text(terminal_svg(analysis, theme))
-        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
 
 def terminal_svg(analysis: Analysis, theme: TerminalTheme) -> str:

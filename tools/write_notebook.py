@@ -1,13 +1,12 @@
-"""Run the example notebook in a Jupyter kernel, keep its outputs, and write them as a page of the documentation.
+"""Run the example notebook (`examples/notebook.ipynb`) in a Jupyter kernel and store its outputs.
 
     .venv/bin/python tools/write_notebook.py
 
-The notebook (`examples/notebook.ipynb`) is the source; `docs/notebook.md` is made from it. A test runs the same and
-compares. Cells whose output another library formats are tagged `other-library`: they must run, their text may change.
+A test runs the same and compares. Cells whose output another library formats are tagged `other-library`: they must
+run, their text may change.
 """
 
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,7 +18,6 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
-PAGE = ROOT / "docs" / "notebook.md"
 TRACES = Path("tests", "data", "gloo-ddp")
 OTHER_LIBRARY = "other-library"
 _CELL_LIMIT_S = 600
@@ -27,12 +25,11 @@ _START_LIMIT_S = 300
 
 
 def main() -> None:
-    """Write notebook and page."""
+    """Write the notebook."""
     with tempfile.TemporaryDirectory() as folder:
         done = executed(nbformat.read(NOTEBOOK, as_version=4), Path(folder))
     nbformat.write(done, NOTEBOOK)
-    PAGE.write_text(as_markdown(done))
-    print(f"wrote {NOTEBOOK.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
+    print(f"wrote {NOTEBOOK.relative_to(ROOT)}")
 
 
 def executed(notebook: Any, folder: Path) -> Any:
@@ -54,30 +51,10 @@ def executed(notebook: Any, folder: Path) -> Any:
     return done
 
 
-def as_markdown(notebook: Any) -> str:
-    """Return a page: texts as they are, code in fences, outputs below it as the kernel gave them."""
-    parts = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            parts.append(cell.source)
-        else:
-            parts += [f"```python\n{cell.source}\n```", *(_output(output) for output in cell.outputs)]
-    return "\n\n".join(parts) + "\n"
-
-
 def texts(cell: Any) -> list[str]:
     """Return what a cell printed and returned, as plain text."""
     found = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ())]
     return ["".join(text) for text in found]
-
-
-def _output(output: Any) -> str:
-    page = output.get("data", {}).get("text/html")
-    if page is None:
-        text = output.get("text") or output["data"]["text/plain"]
-        return f"```text\n{text.rstrip()}\n```"
-    # One line is one block of HTML to every reader of Markdown; style sheets belong to the notebook.
-    return re.sub(r"\s*\n\s*", " ", re.sub(r"<style.*?</style>", "", page, flags=re.DOTALL)).strip()
 
 
 if __name__ == "__main__":

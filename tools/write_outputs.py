@@ -3,8 +3,9 @@
     python tools/write_outputs.py [RUNS]
 
 A block that begins with `$ stepscope COMMAND RUN ...` is written anew where the runs it names are in `tests/data`, in
-the folder RUNS or in `MADE`. Where a block ends in `...`, so does the new one, after as many lines. Commands that
-record or serve are left alone. A test compares the blocks of the runs in `tests/data` and `MADE`.
+the folder RUNS or in `MADE`, or where the command needs none. Where a block ends in `...`, so does the new one, after
+as many lines. Commands that record or serve are left alone. A test compares the blocks of the runs in `tests/data` and
+`MADE`.
 """
 
 import os
@@ -22,8 +23,8 @@ from tests.compare.history.folders import nine_jobs  # noqa: E402
 PAGES = sorted(
     p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "findings"
 )  # `finding_examples.py` has those
-DATA = (ROOT / "tests" / "data", ROOT / "tests" / "data" / "tutorial", ROOT / "tests" / "data" / "memory_snapshot")
-COMMANDS = ("report", "whatif", "compare", "health", "memory", "hang", "code", "history")
+DATA = [ROOT / "tests" / "data" / name for name in ("", "tutorial", "memory_snapshot")]
+COMMANDS = ("report", "whatif", "compare", "health", "memory", "hang", "code", "history", "predict")
 #: runs of known truth that are made for the page
 MADE = {"jobs": nine_jobs}
 #: commands that would leave a cache next to the runs
@@ -52,7 +53,7 @@ def _fresh(block: re.Match[str], runs: Path | None) -> str:
     known = [folder for folder in (*DATA, runs) if folder is not None]
     named = {word: place for word in words[1:] for folder in known if (place := folder / word).exists() and word}
     named |= {word: Path(word) for word in words[1:] if word in MADE}
-    expected = 2 if words[0] == "compare" or "--fixed" in words else 1
+    expected = 2 if words[0] == "compare" or "--fixed" in words else 0 if _needs_no_run(words) else 1
     if words[0] not in COMMANDS or len(named) < expected or "--json" in words:
         return block[0]
     said = block["said"].split("    $ ")[0]
@@ -64,6 +65,10 @@ def _fresh(block: re.Match[str], runs: Path | None) -> str:
     rest = block["said"][len(said) :]
     blank = "\n" if said.endswith("\n\n") else ""
     return f"    $ stepscope {block['args']}\n{body}{blank}{rest}"
+
+
+def _needs_no_run(words: list[str]) -> bool:
+    return words[0] == "predict" and words[1] != "scale"
 
 
 def _printed(arguments: str, runs: dict[str, Path]) -> list[str]:

@@ -14,14 +14,14 @@ PAGE = ROOT / "docs" / "reliability.md"
 SOAK = "\n## Soak\n"  # measured, not made here: `benchmarks/overhead.py soak --write` replaces it
 
 HEAD = """\
-# What may go wrong, and what then happens
+# What may go wrong
 
-Made from `tests/faults.toml` by `tools/write_reliability.py`; do not edit. Each row names the tests that show it.
+After this page you know what damaged files, hostile input and failing jobs lead to. Made from `tests/faults.toml`,
+which names the tests of each row, by `tools/write_reliability.py`; do not edit.
 
-Two rules hold throughout. Reading ends in a result with a note on the data's quality, or in one line of error with exit
-code 2: never a traceback, a hang, unbounded memory or a silently wrong number. Recording leaves the loss curve
-bit-equal to that of an unrecorded run, and the exit code and the number of steps unchanged
-(`tests/record/test_faults.py::test_losses_are_bit_equal_and_every_step_is_made` holds every scenario against it).
+Reading ends in a result with a note on data quality, or in one line of error with exit code 2: never a traceback, a
+hang, unbounded memory or a silently wrong number. Recording leaves losses bit-equal and the exit code and number of
+steps unchanged in every scenario.
 """
 KINDS = {
     "reading": "Reading damaged or hostile input",
@@ -45,21 +45,16 @@ def page() -> str:
 
 def _section(kind: str, title: str) -> str:
     rows = "".join(_row(fault) for fault in faults() if fault["kind"] == kind)
-    return f"\n## {title}\n\n| id | what was tried | what happens | shown by |\n|---|---|---|---|\n{rows}"
+    return f"\n## {title}\n\n{rows}"
 
 
 def _row(fault: dict[str, Any]) -> str:
-    shown = "<br>".join(map(_short, fault.get("tests", ()))) or f"not tested: {fault['not_tested']}"
-    return f"| {fault['id']} | {_cell(fault['input'])} | {_cell(fault['happens'])} | {shown} |\n"
+    untested = f"; not tested: {fault['not_tested']}" if "not_tested" in fault else ""
+    return f"- {_escaped(fault['input'])}: *{_escaped(fault['happens'] + untested)}*\n"
 
 
-def _short(test: str) -> str:
-    path, _, name = test.partition("::")
-    return f"`{path.removeprefix('tests/')}` {name.removeprefix('test_').replace('_', ' ')}"
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"([|<>])", r"\\\1", text)
+def _escaped(text: str) -> str:
+    return re.sub(r"([*<>])", r"\\\1", text)
 
 
 if __name__ == "__main__":

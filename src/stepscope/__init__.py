@@ -24,6 +24,14 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from stepscope.lab.bench.trainer import Trainer as Trainer
+    from stepscope.lab.exercises import (
+        NVTXAnnotatedModule as NVTXAnnotatedModule,
+        OverlapProfiler as OverlapProfiler,
+        count_flops_per_token as count_flops_per_token,
+        measure_mfu as measure_mfu,
+        plot_calibration as plot_calibration,
+        profile_training_step as profile_training_step,
+    )
     from stepscope.lab.predict.strategy_cost import CommunicationProfiler as CommunicationProfiler
     from stepscope.lab.toolkit import (
         ABProfiler as ABProfiler,
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
         calculate_comm_efficiency as calculate_comm_efficiency,
         calculate_hfu as calculate_hfu,
         calculate_mfu as calculate_mfu,
+        calibrate_alpha_beta as calibrate_alpha_beta,
         detect_stragglers as detect_stragglers,
         diagnose_low_mfu as diagnose_low_mfu,
         diagnose_memory_pressure as diagnose_memory_pressure,
@@ -77,6 +86,7 @@ _TOOLKIT = (
     "calculate_comm_efficiency",
     "calculate_hfu",
     "calculate_mfu",
+    "calibrate_alpha_beta",
     "detect_stragglers",
     "diagnose_low_mfu",
     "diagnose_memory_pressure",
@@ -85,6 +95,14 @@ _TOOLKIT = (
     "memory_breakdown",
     "profile_distributed_training",
     "quick_health_check",
+)
+_EXERCISES = (
+    "NVTXAnnotatedModule",
+    "OverlapProfiler",
+    "count_flops_per_token",
+    "measure_mfu",
+    "plot_calibration",
+    "profile_training_step",
 )
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
@@ -106,6 +124,7 @@ _PUBLIC = {
     "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
     **dict.fromkeys(_TOOLKIT, "stepscope.lab.toolkit"),
+    **dict.fromkeys(_EXERCISES, "stepscope.lab.exercises"),
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -115,8 +134,10 @@ def __getattr__(name: str) -> Any:
     """Import the room that holds `name` on first use."""
     if name not in _PUBLIC:
         from stepscope.errors import did_you_mean
+        from stepscope.lab.guides import INSTEAD
 
-        raise AttributeError(f"module 'stepscope' has no attribute {name!r}; {did_you_mean(name, __all__)}")
+        instead = f"see {INSTEAD[name]}" if name in INSTEAD else did_you_mean(name, __all__)
+        raise AttributeError(f"module 'stepscope' has no attribute {name!r}; {instead}")
     return getattr(import_module(_PUBLIC[name]), name)
 
 

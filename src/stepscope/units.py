@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 NS_PER_US = 1_000
@@ -179,3 +180,14 @@ def digest_of(content: bytes, characters: int = 2 * _BYTES) -> str:
     ('27c35e6e', '96172b4c')
     """
     return Digest(content).text(characters)
+
+
+def rank_ranges(numbers: Sequence[int]) -> str:
+    """Return `0-3, 7` for [0, 1, 2, 3, 7]."""
+    spans: list[list[int]] = []
+    for n in sorted(numbers):
+        if spans and n == spans[-1][1] + 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

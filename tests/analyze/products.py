@@ -6,9 +6,7 @@ from tests.analyze.build import AUTOGRAD, MAIN, RankTrace
 
 BF16_KERNEL = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 FP32_KERNEL = "cutlass_80_simt_sgemm_128x256_8x4_nt_align1"
-TF32_KERNEL = "cutlass_80_tensorop_s1688gemm_128x128_16x4_nt_align1"
 FP8_KERNEL = "nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_TNT"
-REDUCE_KERNEL = "void splitKreduce_kernel<32, 16, int, float>"
 ADD_KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 
 FORWARD: dict[str, Any] = {"Sequence number": 7, "Fwd thread id": 0}

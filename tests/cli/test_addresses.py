@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -99,40 +97,6 @@ def test_report_from_a_web_server_is_the_same(web: str, local: dict[str, Any], t
     assert same_but_sources(json.loads(out.read_text()), local, f"{web}/{TRACES.name}")
     assert main(["report", f"{web}/none/"]) == 2
     assert f"{web}/none/ does not exist" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
-    server = shutil.which("moto_server", path=str(Path(sys.executable).parent))
-    if server is None:
-        pytest.skip("moto without its server")
-    command = [server, "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if "Running on" in line)
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield line.rpartition(" ")[2].strip()
-        finally:
-            process.kill()
-
-
-def test_report_from_an_s3_server_is_the_same(
-    s3_server: str, local: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("ENDPOINT_URL", s3_server), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    fs = fsspec.filesystem("s3")
-    fs.mkdir("bucket")
-    for path in TRACES.iterdir():
-        fs.pipe(f"bucket/{TRACES.name}/{path.name}", path.read_bytes())
-    address = f"s3://bucket/{TRACES.name}"
-    assert main(["report", address, "--json", "s3://bucket/out.json"]) == 0
-    fs.invalidate_cache()
-    assert same_but_sources(json.loads(fs.cat("bucket/out.json")), local, address)
 
 
 class _Redirects(SimpleHTTPRequestHandler):
@@ -235,19 +199,3 @@ def test_same_bytes_with_a_worker_killed_halfway(cluster: Any, run: Path, tmp_pa
     assert len(list((run / ".stepscope").glob("*.columns"))) == RANKS
     assert main(["report", str(run), "--engine", engine, "--json", str(tmp_path / "there.json")]) == 0
     assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
-
-
-@pytest.mark.job
-@pytest.mark.slow
-def test_same_bytes_of_a_run_with_few_ranks_in_full(
-    cluster: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks are read and outlined on the workers; a relative path is named as it was given."""
-    monkeypatch.chdir(run.parent)
-    words = ["report", run.name, "--no-cache", "--full-ranks", "3"]
-    assert main([*words, "--json", str(tmp_path / "here.json")]) == 0
-    monkeypatch.setattr("stepscope.analyze.sampled._outlined_here", lambda *_, **__: pytest.fail("read here"))
-    engine = cluster.scheduler_address.replace("tcp://", "dask://")
-    assert main([*words, "--engine", engine, "--json", str(tmp_path / "there.json")]) == 0
-    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
-    assert json.loads((tmp_path / "there.json").read_text())["run"]["ranks_in_full"]

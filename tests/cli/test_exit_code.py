@@ -20,7 +20,6 @@ from stepscope.cli.outputs import reading_progress
 from stepscope.errors import InputError
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
-FULL = Path("/dev/full")
 
 
 def recursion() -> None:
@@ -37,13 +36,8 @@ def raising(error: BaseException) -> Callable[[], None]:
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "recursion": (recursion, "RecursionError"),
     "memory": (raising(MemoryError()), "out of memory; give fewer ranks"),
-    "array memory": (lambda: np.empty(1 << 50), "out of memory; give fewer ranks"),
-    "overflow": (lambda: int(float("inf")), "OverflowError"),
-    "unicode": (lambda: "\ud800".encode(), "UnicodeEncodeError"),
     "key": (raising(KeyError("a\nb\x1b[31m")), "KeyError"),
-    "value": (raising(ValueError()), "no message"),
     "assertion": (raising(AssertionError("x" * 10_000)), "AssertionError"),
-    "division": (lambda: 1 // 0, "ZeroDivisionError"),
     "import": (raising(ModuleNotFoundError("No module named 'gone'")), "gone"),
     "forbidden": (lambda: Path("/proc/1/no-such-file").read_bytes(), "cannot use /proc/1/no-such-file"),
     "permission": (raising(PermissionError(errno.EACCES, "Permission denied", "a/b")), "cannot use a/b: Permission"),
@@ -107,25 +101,7 @@ def shell(words: str, **environ: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-OUTPUTS = (
-    "report {run}",
-    "report {run} --json -",
-    "report {run} --html -",
-    "doctor",
-    "--help",
-    "report --help",
-    "predict flops --help",
-    "--version",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", OUTPUTS)
-def test_full_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
-    code, said = shell(f"stepscope {words.format(run=folder)} > {FULL}")
-    assert (code, said.count("\n")) == (2, 1), said
-    assert "cannot write the output: No space left on device" in said
+OUTPUTS = ("report {run}", "report {run} --json -", "report {run} --html -")
 
 
 @pytest.mark.slow
@@ -137,22 +113,9 @@ def test_closed_streams_do_not_end_up_in_the_outputs(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", OUTPUTS[:3])
+@pytest.mark.parametrize("words", OUTPUTS)
 def test_reader_that_leaves_is_no_error(words: str, folder: Path) -> None:
     code, said = shell(f"set -o pipefail; stepscope {words.format(run=folder)} | head -c 1 > /dev/null")
-    assert (code, said) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        *((words, {"PYTHONIOENCODING": "ascii"}) for words in OUTPUTS),
-        (OUTPUTS[0], {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}),
-    ],
-)
-def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[str, str], folder: Path) -> None:
-    code, said = shell(f"stepscope {words.format(run=folder)} > /dev/null", **environ)
     assert (code, said) == (0, "")
 
 
@@ -160,58 +123,22 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
-    def shown(self) -> str:
-        """Return the last line drawn, without what steers the terminal."""
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
-        return [line for line in re.split(r"[\r\n]", text) if line.strip()][-1]
 
-
-Watch = Callable[[], Terminal]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("stepscope.cli.outputs.time.monotonic", found)
-    return found
-
-
-@pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Return what puts a terminal in place of standard error; pytest swaps its own in between fixture and test."""
+def test_bar_after_a_second_with_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, terminal = 100.0, Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-
-    def put() -> Terminal:
-        found = Terminal()
-        monkeypatch.setattr("sys.stderr", found)
-        return found
-
-    return put
-
-
-def test_no_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.cli.outputs.time.monotonic", lambda: now_s)
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with reading_progress() as progress:
-        assert progress is None
-
-
-def test_bar_after_a_second_with_rate_and_remaining_time(watch: Watch, clock: Clock) -> None:
-    terminal = watch()
+        assert progress is None, "no bar in a pipe"
+    monkeypatch.setattr("sys.stderr", terminal)
     with reading_progress() as progress:
         assert progress is not None
         progress(10_000_000, 100_000_000)
         assert terminal.getvalue() == ""
-        clock.now_s += 2
+        now_s += 2
         progress(50_000_000, 100_000_000)
-        assert terminal.shown().startswith("reading ")
-        assert terminal.shown().rstrip().endswith("50 % 20.0 MB/s, 0:03 left")
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+        assert re.search(r"reading .*50 % 20.0 MB/s, 0:03 left\s*$", shown)
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from tests.diagnose.late import late_run
-from tests.two_ranks import on_two_ranks
 
 from stepscope.cli.main import main
 
@@ -48,45 +47,3 @@ def test_out_names_the_file(folder: Path, tmp_path: Path, capsys: pytest.Capture
     assert main(["investigate", str(trace)]) == 0
     assert "--out FILE writes one" in capsys.readouterr().err
     assert not list(folder.glob("investigation*"))
-
-
-TRAINS_ON_TWO_RANKS = """
-import os
-import time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(256, 256))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(24):
-    optimizer.zero_grad()
-    if os.environ["RANK"] == "1":
-        time.sleep(0.4)  # more than other jobs on the cores delay a step of a few ms
-    model(torch.randn(64, 256)).square().mean().backward()
-    optimizer.step()
-print("trained")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.job
-@pytest.mark.slow
-def test_a_command_is_recorded_on_every_rank_and_its_late_rank_found(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS_ON_TWO_RANKS)
-    out = tmp_path / "run"
-    assert main(["investigate", "--out", str(out), "--json", "-", "--", *on_two_ranks(script)]) == 0
-    captured = capfd.readouterr()
-    found = json.loads(captured.out)
-    assert captured.err.count("trained") == 2
-    # A host that sleeps is both, and which of them saves more is for the noise of the machine to say.
-    assert found["report"]["run"]["num_ranks"] == 2
-    assert {"straggler", "host-stall"} & {finding["id"] for finding in found["report"]["findings"]}
-    assert (out / "investigation.md").is_file()
-    assert main(["report", str(out), "--json", "-"]) == 0
-    assert [s["rank"] for s in json.loads(capfd.readouterr().out)["stragglers"]] == [1]

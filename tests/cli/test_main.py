@@ -132,7 +132,8 @@ def test_the_planted_straggler_is_named(
     monkeypatch.chdir(tmp_path)
     # Longer than the sleep of the demo, which a machine with much else to do hides in its noise.
     monkeypatch.setattr(demo, "SLOW_MS", 500.0)
-    monkeypatch.setattr(demo, "STEPS", 45)
+    monkeypatch.setattr(demo, "STEPS", 30)
+    monkeypatch.setattr(demo, "_RECORDED_STEPS", 8)
     code = main(["demo", "--out", "demo"])
     out, err = capfd.readouterr()
     assert code == 0, out + err

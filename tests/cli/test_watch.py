@@ -1,17 +1,18 @@
 """`stepscope watch` and `stepscope trigger` on constructed run folders: lines, restarts, refusals in one sentence."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from tests.analyze.live.runs import claim, line, write_facts, write_log
+from tests.report.test_commands import cells, sheet_in
 
 from stepscope.cli.main import main
 from stepscope.cli.watch import LiveSite, WatchedJob
 from stepscope.contract.live import LIVE_FOLDER, WindowPlan
-from stepscope.report.live import screen
+from stepscope.report.html.sheets import sheet_page
+from stepscope.report.pages.live import live_sheet
+from stepscope.report.sheet_text import sheet_text
 
 
 def job(folder: Path, *, ended: str | None = None, launch: str = "a") -> Path:
@@ -66,19 +67,21 @@ def test_trigger_is_refused_in_one_sentence(
     assert not (run / LIVE_FOLDER).exists()
 
 
-def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
-    hostile = line(40, 10.0, regions={"<script>alert(1)</script>": {"ns": 10**7, "n": 1}})
+def test_live_page_shows_the_same_until_the_job_ends(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    hostile = line(40, 10.0, regions={name: {"ns": 10**7, "n": 1}})
     write_log(claim(tmp_path / "run", "a"), 0, [*(line(step, 10.0) for step in range(40)), hostile])
     site = LiveSite(str(tmp_path / "run"))
     page = site("", {})
     assert page is not None and site("report.html", {}) is None
     text = page.body.decode()
-    assert "10.0 ms per step" in text and 'http-equiv="refresh"' in text and "<script" not in text
-    assert ">memory<" not in text  # no rank has said any
-    assert "&lt;script&gt;" in text and "default-src 'none'" in page.headers["Content-Security-Policy"]
+    sheet = sheet_in(text)
+    titles = [column["title"] for section in sheet["sections"] for column in section["table"]["columns"]]
+    assert "10.0 ms per step" in sheet["facts"][2] and page.headers["Refresh"] == "2" and name not in text
+    assert name in titles and "memory" not in titles  # no rank has said any
     write_facts(tmp_path / "run", 0, "closed")
     ended = LiveSite(str(tmp_path / "run"))("", {})
-    assert ended is not None and b"has ended" in ended.body and b"refresh" not in ended.body
+    assert ended is not None and "has ended" in sheet_in(ended.body.decode())["facts"] and not ended.headers
 
 
 def test_each_look_is_one_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,9 +124,10 @@ def test_screen_is_complete_and_charts_the_steps_of_each_rank(tmp_path: Path, wi
         write_log(claim(tmp_path / "run", "a"), rank, lines)
     watched = WatchedJob(str(tmp_path / "run"))
     watched.refresh()
-    out = Console(width=width, file=io.StringIO(), record=True)
-    out.print(screen("run", watched.picture, out, alarms=[], stalls=[]))
-    text = out.export_text()
+    sheet = live_sheet("run", watched.take_document(), watched.picture)
+    text = sheet_text(sheet, width=width)
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     rows = [row for row in text.splitlines() if "▁" in row]
     assert [("█" in row) for row in sorted(rows)] == [False, True] and all("10" in row for row in rows)
+    page = sheet_in(sheet_page(sheet))
+    assert all(cell in text for section in page["sections"] for cell in cells(section["table"]))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.compare.document import line_changes
 from stepscope.compare.findings import (
     CAME_TRUE,
     LESS,
@@ -12,7 +13,6 @@ from stepscope.compare.findings import (
     OwnedLine,
     Side,
     finding_changes,
-    line_changes,
     lines_by_key,
     prediction,
 )
@@ -37,7 +37,7 @@ def side(causes: list[Cause], *lines: OwnedLine) -> Side:
 
 
 def statuses(a: Side, b: Side) -> dict[str, str]:
-    return {c.line[2] if c.line else c.title.split()[0]: c.what for c in finding_changes([a], [b])}
+    return {c["line"]["text"] if c["line"] else c["title"].split()[0]: c["what"] for c in finding_changes([a], [b])}
 
 
 def test_a_fixed_line_is_resolved_while_the_machine_stays_busy() -> None:
@@ -50,7 +50,7 @@ def test_a_line_that_moved_is_the_same_and_a_rank_that_changed_is_not() -> None:
     before, after = side([cause("f()", 20)], line(3, "f()", 20)), side([cause("f()", 21)], line(8, "f()", 21))
     assert statuses(before, after) == {"f()": "same"}
     changes = finding_changes([side([cause(None, 20, rank=1)])], [side([cause(None, 20, rank=2)])])
-    assert [(c.what, c.ranks) for c in changes] == [("new", (2,)), ("resolved", (1,))]
+    assert [(c["what"], c["ranks"]) for c in changes] == [("new", (2,)), ("resolved", (1,))]
 
 
 def test_a_finding_below_the_threshold_of_a_slower_step_is_not_resolved() -> None:
@@ -69,7 +69,7 @@ def test_neither_another_load_nor_another_fix_alone_makes_a_finding_larger(ms: f
 def test_slower_and_faster_lines_come_by_size() -> None:
     a = lines_by_key([line(1, "a()", 10), line(2, "b()", 30), line(3, "c()", 5)])
     b = lines_by_key([line(1, "a()", 18), line(2, "b()", 10), line(3, "c()", 5)])
-    assert [(c.row.source, round(c.difference.change)) for c in line_changes([a], [b])] == [("b()", -20), ("a()", 8)]
+    assert [(c["source"], round(c["change"])) for c in line_changes([a], [b])] == [("b()", -20), ("a()", 8)]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_a_prediction_came_true_where_both_intervals_meet(saved: tuple[float, fl
     low, high = saved
     measured = Difference(100, 100 - (low + high) / 2, -high, -low, 0.001, 1.0)
     found = prediction([before], finding_changes([before], [after]), measured)
-    assert found is not None and found.outcome == outcome
-    assert (found.predicted_ms, found.low_ms, found.high_ms) == (20, 16, 24)
-    assert (found.measured_low_ms, found.measured_high_ms) == saved
+    assert found is not None and found["outcome"] == outcome
+    assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (20, 16, 24)
+    assert (found["measured_low_ms"], found["measured_high_ms"]) == saved

@@ -64,15 +64,6 @@ def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found
     assert found.kernels[0].difference.change == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
 
 
-def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Path, prompt: RunSamples) -> None:
-    run = late_run(tmp_path / "known", late_us=0, ranks=RANKS, description={"unprofiled_step_ms": 1.2})
-    found = compare([run_samples(account_of(run))], [prompt])
-    assert found.step.basis == "profiled"
-    assert found.step.difference.change == pytest.approx(0, abs=1e-6)
-    assert sum(row.difference.change for row in found.budget) == pytest.approx(0, abs=1e-6)
-    assert any("the step without the profiler is unknown for" in note for note in found.notes)
-
-
 def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStepTimes:
     names = tuple(means)
     ms = np.array([means[n] for n in names]) * (1 + 0.05 * rng.standard_normal((steps, len(names))))

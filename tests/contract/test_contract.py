@@ -21,7 +21,7 @@ from stepscope.contract.live import (
     read_status,
     status_file,
 )
-from stepscope.contract.run_folder import atomic_write, rank_file, rank_of, steps_file, trace_file
+from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, Region, StepLine, named_region
 from stepscope.record.steps import StepLog
 from stepscope.run.side_files import step_log_of
@@ -106,28 +106,12 @@ def test_usual_names_mean_their_part(name: str, region: Region | None) -> None:
     assert named_region(name) is region
 
 
-@pytest.mark.parametrize("rank", [0, 7, 12345, 99999, 100000])
-def test_rank_of_a_name_is_the_rank_it_was_made_with(rank: int) -> None:
-    for name in (trace_file(rank), steps_file(rank), rank_file(rank, "memory.pickle")):
-        assert rank_of(name) == rank
-
-
 def test_file_appears_only_when_all_was_written(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     with atomic_write(target) as f:
         f.write(b"new")
         assert not target.exists()
     assert target.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["out.json"]
-
-
-def test_old_file_stays_where_writing_fails(tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    target.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), atomic_write(target) as f:
-        f.write(b"half")
-        raise KeyboardInterrupt
-    assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out.json"]
 
 

@@ -114,16 +114,6 @@ def test_an_idle_device_is_explained_item_by_item(tmp_path: Path) -> None:
     assert statuses(found)["copies_pct"] == "pass"
 
 
-def test_low_mfu_names_wide_products(tmp_path: Path) -> None:
-    account = idle_device(tmp_path)
-    found = guides(account)["low-mfu"]
-    assert found.why.startswith(f"MFU is {100 * (account.efficiency.mfu or 0):.1f} %")
-    assert statuses(found)["sixteen_bit_pct"] == "fail" and statuses(found)["tensor_cores_pct"] == "fail"
-    # 2 x 1024^3 FLOPs in 100 us are 21.5 TFLOP/s of the given 100.
-    assert values(found)["matmul_rate_pct"] == pytest.approx(21.5, abs=0.1)
-    assert values(found)["recomputed_pct"] == 0.0
-
-
 def test_slow_communication_points_at_the_straggler_first(tmp_path: Path) -> None:
     found = guides(account_of(late_run(tmp_path)))["slow-communication"]
     assert found["items"][0].check.id == "stragglers" and found["items"][0].check.status == "fail"
@@ -134,19 +124,6 @@ def test_slow_communication_points_at_the_straggler_first(tmp_path: Path) -> Non
     assert statuses(found)["narrow_pct"] == "fail" and values(found)["syncs_per_step"] == 1
 
 
-def test_short_kernels_on_an_idle_device_show_the_guide_on_small_batches(tmp_path: Path) -> None:
-    r = RankTrace()
-    for n in range(3):
-        r.step(n, n * 1000, n * 1000 + 1000)
-        for k in range(10):
-            at = n * 1000 + 100 * k
-            with r.op("aten::add", at + 5, at + 90):
-                r.kernel("vectorized_elementwise_kernel", at=at + 10, start=at + 20, end=at + 24)
-    found = guides(account_of(built_run(tmp_path, [r])))["small-batches"]
-    assert values(found)["short_kernels_pct"] == 100.0
-    assert statuses(found)["memory_pct_of_limit"] == "not measured"
-
-
 def test_memory_that_grows_by_2_mb_per_step_shows_the_guide_on_memory(tmp_path: Path) -> None:
     memory = [dict.fromkeys(("allocated_bytes", "peak_allocated_bytes"), (500 + 2 * n) * 10**6) for n in range(40)]
     lines = [{"step": n, "start_ns": 0, "end_ns": 9, "dur_ns": 9, "memory": m} for n, m in enumerate(memory)]
@@ -155,23 +132,3 @@ def test_memory_that_grows_by_2_mb_per_step_shows_the_guide_on_memory(tmp_path: 
     assert found.why == "memory grows by 2.0 MB per step"
     assert values(found)["growth_mb_per_step"] == pytest.approx(2.0) and statuses(found)["growth_mb_per_step"] == "fail"
     assert {statuses(found)[name] for name in ("host_growth_mb_per_step", "fragmentation_pct")} == {"not measured"}
-
-
-@pytest.mark.parametrize("name", ["aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_to_copy"])
-def test_loss_scaling_and_casts_show_the_guide_on_mixed_precision(tmp_path: Path, name: str) -> None:
-    r = RankTrace()
-    for n in range(3):
-        at = n * 1000
-        r.step(n, at, at + 1000)
-        with r.op("aten::mm", at + 2, at + 12, **{**MATMUL, "Input type": ["c10::Half", "c10::Half"]}):
-            r.kernel("ampere_fp16_s16816gemm_fp16_128x64", at=at + 4, start=at + 12, end=at + 912)
-        with r.op(name, at + 20, at + 30):
-            r.kernel("vectorized_elementwise_kernel", at=at + 22, start=at + 912, end=at + 972)
-    found = guides(account_of(built_run(tmp_path, [r])))["mixed-precision-overhead"]
-    share = 100 * 60 / 960
-    scaling, casts = (share, 0) if "_amp_" in name else (0, share)
-    assert values(found)["loss_scaling_pct"] == pytest.approx(scaling, abs=0.01)
-    assert values(found)["casts_pct"] == pytest.approx(casts, abs=0.01)
-    assert found.why == (
-        "matrix products run in fp16 with loss scaling" if scaling else "casts take 6 % of all device work"
-    )

@@ -7,8 +7,6 @@ import pytest
 from tests.analyze.build import RankTrace
 from tests.diagnose.test_recording import busy, document, ids, launching, steps
 
-from stepscope.document.sentence import headline_sentence
-
 
 def budget(found: dict[str, Any]) -> dict[str, float]:
     return {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
@@ -88,48 +86,6 @@ def test_fixes_of_different_times_add_up(tmp_path: Path) -> None:
     assert found["findings_combined"][-1]["saving_ms_per_step"] >= 0.9 * lost
 
 
-def test_short_steps_after_a_cold_first_one_do_not_hide_it(tmp_path: Path) -> None:
-    r = RankTrace()
-    for k in range(8):  # modules are loaded one after another
-        with r.op("aten::mm", 30_000 * k, 30_000 * k + 25_000):
-            r.kernel(f"cold_{k}", at=30_000 * k + 5, start=30_000 * k + 24_000, end=30_000 * k + 24_010, call_us=20_000)
-    for n in range(9):
-        launching(r, 240_000 + 1_000 * n, kernels=4)
-        r.annotation("Optimizer.step#SGD.step", 240_900 + 1_000 * n, 240_950 + 1_000 * n)
-    found = document(tmp_path, r)
-    assert found["recording"]["kind"] == "cold-start"
-    assert "first-call initialisation takes 160 of the recorded 24" in found["verdict_reason"]
-    assert not any("ms of device time" in reason for reason in (found["verdict_reason"], found["recording"]["line"]))
-
-
-@pytest.mark.parametrize(
-    ("allocated", "freed", "advice"),
-    [
-        ("aten::empty", True, "MEMORY_CACHING"),
-        ("aten::mm", False, "empty_cache()"),
-        ("aten::mm", True, "lower the peak"),
-    ],
-)
-def test_allocator_advice_follows_where_memory_is_freed(
-    tmp_path: Path, allocated: str, freed: bool, advice: str
-) -> None:
-    def step(r: RankTrace, at: float) -> None:
-        for k in range(20):
-            begin = at + 1_000 * k
-            with r.op(allocated, begin, begin + 600):
-                r.call("cudaMalloc", begin + 10, begin + 480)
-                if freed:
-                    r.call("cudaFree", begin + 490, begin + 590)
-            with r.op("aten::mm", begin + 600, begin + 650):
-                r.kernel("gemm", at=begin + 610, start=begin + 620, end=begin + 900)
-            if not freed:
-                r.call("cudaFree", begin + 700, begin + 990)
-
-    found = document(tmp_path, steps(RankTrace(), 4, 20_000, step))
-    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "allocator")
-    assert advice in remedy and (advice == "empty_cache()") == ("empty_cache()" in remedy)
-
-
 def test_external_ids_link_kernels_where_the_profiler_wrote_no_correlation(tmp_path: Path) -> None:
     r = RankTrace()
     for k in range(100):
@@ -141,14 +97,6 @@ def test_external_ids_link_kernels_where_the_profiler_wrote_no_correlation(tmp_p
     found = document(tmp_path, r)
     assert found["recording"]["line"] is None and found["recording"]["kind"] == "inference"
     assert budget(found)["forward"] > 0.8 and "launch-overhead" in [*found["examined"], *ids(found)]
-
-
-def test_operators_inside_one_another_are_no_fragment(tmp_path: Path) -> None:
-    r = RankTrace()
-    with r.op("forward", 0, 100_000):
-        for k in range(100):
-            r.ran("aten::mm", 1_000 * k + 10, 1_000 * k + 990)
-    assert document(tmp_path, r)["recording"]["line"] is None
 
 
 def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_path: Path) -> None:
@@ -163,25 +111,6 @@ def test_synchronisations_that_outlast_the_device_are_saved_with_their_call(tmp_
     assert first["id"] == "host-device-sync" and found["verdict"] == "host-bound"
     assert 0.8 * lost <= first["saving_alone_ms"] <= lost * 1.05
     assert isinstance(first["evidence"][0]["value"], int)
-
-
-def test_gaps_between_graph_launches_are_not_ruled_out(tmp_path: Path) -> None:
-    def step(r: RankTrace, at: float) -> None:  # the host prepares for 3 of 10 ms, then launches a graph
-        for k in range(20):
-            r.ran("aten::view", at + 500 * k, at + 500 * k + 50)
-        with r.op("aten::copy_", at + 100, at + 2_900):
-            r.kernel("copy", at=at + 2_000, start=at + 2_010, end=at + 2_020)
-        for k in range(40):
-            r.kernel(
-                "gemm", at=at + 3_000, start=at + 3_050 + 170 * k, end=at + 3_220 + 170 * k, call="cudaGraphLaunch"
-            )
-
-    found = document(tmp_path, steps(RankTrace(), 4, 10_000, step))
-    assert budget(found)["launch_gap"] > 1 and "launch-overhead" not in ids(found)
-    assert "launch-overhead" not in found["examined"]
-    needs = {one["rule"]: one["needs"] for one in found["not_examined"]}
-    assert "graphs launch" in needs["launch-overhead"]
-    assert "Not examined: launch-overhead, up to 3" in headline_sentence(found)
 
 
 @pytest.mark.parametrize(("us", "ruled_out"), [(2_500, False), (200, True)])
@@ -222,18 +151,6 @@ def test_adam_in_many_operators_on_the_host_can_be_fused(tmp_path: Path, operato
     assert [f["title"] for f in found["findings"]] == ["The optimizer step is not fused"] * proposed
     if proposed:
         assert found["findings"][0]["saving_alone_ms"] == pytest.approx(2.4, rel=0.1)
-
-
-def test_32_bit_products_of_a_cold_window_are_named(tmp_path: Path) -> None:
-    r = RankTrace()
-    for k in range(80):
-        with r.op("aten::mm", 1_000 + 100 * k, 1_060 + 100 * k):
-            r.kernel("ampere_sgemm_128x64_tn", at=1_005 + 100 * k, start=1_010 + 100 * k, end=1_080 + 100 * k)
-    with r.op("aten::mm", 10_000, 210_000):  # its module is loaded
-        r.kernel("ampere_sgemm_32x32_nn", at=10_010, start=209_990, end=210_100, call_us=199_900)
-    found = document(tmp_path, r)
-    assert found["recording"]["kind"] == "cold-start"
-    assert [f["id"] for f in found["findings"] if f["saving_alone_ms"] > 0] == ["precision"]
 
 
 def test_host_work_next_to_an_unrecorded_device_is_known(tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ from tests.diagnose.matched import matched
 from tests.diagnose.test_owned_findings import account
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.owner_lines import uses_results
 from stepscope.analyze.owner_places import rare_places, schedule_lines
 from stepscope.diagnose.findings import diagnose
-from stepscope.run.side_files import SourceText
 
 CELLS = 32
 CELL_US = 40.0
@@ -53,20 +51,6 @@ def test_a_cell_in_a_loop_is_named_and_saves_its_host_time(tmp_path: Path) -> No
     assert f"cell called {CELLS} times per step" in one.title
     # The loop and its backward pass take the host 2 x 32 x 40 us; its products (2 us each) stay.
     assert one.alone_ns / 1000 == pytest.approx(2 * CELLS * CELL_US, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("text", "uses"),
-    [("state = envs.step(actions)", True), ("state = tokenise(text)", False), ("state = read(state)", True)],
-)
-def test_what_works_with_the_models_results_cannot_be_prepared(tmp_path: Path, text: str, uses: bool) -> None:
-    (tmp_path / "source").mkdir()
-    body = ["out = net(state)", "loss = out.mean()", "actions = out.argmax(-1).cpu()", text]
-    lines = ["while True:", *(f"    {line}" for line in (*body, "state = state + actions"))]
-    (tmp_path / "source" / "train.py").write_text("\n" * 8 + "\n".join(lines) + "\n")
-    known = account(tmp_path).line_work[0]
-    assert known is not None and known.lines["train.py", 10].modules
-    assert uses_results(SourceText(tmp_path), known, ("train.py", 13)) is uses
 
 
 def synced(r: PlantedRank, at: float, _: int, *, calls: int = 12) -> float:
@@ -196,10 +180,3 @@ def test_time_of_rare_steps_goes_to_the_outermost_line_that_only_they_have(
     (place,) = rare_places(found, ordinary)
     assert (place.text, place.after) == (line, False)
     assert place.share == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_line_that_no_frame_step_met_comes_after_the_one_before(tmp_path: Path) -> None:
-    found = account(tmp_path, saved_at(2))
-    assert found.replay is not None
-    (place, *_) = rare_places(found, replace(found.replay, steps=np.array([0, 1, 3])))
-    assert (place.file, place.line, place.after) == ("train.py", 12, True)

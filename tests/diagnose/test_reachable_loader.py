@@ -47,6 +47,11 @@ def test_more_workers_are_not_advised_where_no_core_is_free(tmp_path: Path) -> N
     assert one.confidence <= 0.5
 
 
+def test_no_worker_is_advised_for_loading_that_computes_without_a_free_core(tmp_path: Path) -> None:
+    one = loading(account(tmp_path), workers=0, cores=1)
+    assert "no core is free" in one.remedy and "num_workers" not in one.remedy and one.confidence <= 0.5
+
+
 def test_a_worker_is_not_advised_where_taking_a_batch_from_it_costs_as_much(tmp_path: Path) -> None:
     one = loading(account(tmp_path, wait_us=400), workers=0, cores=8)
     assert "more workers cannot hide it" in one.remedy and "of the training thread" in one.remedy

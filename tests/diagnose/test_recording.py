@@ -11,7 +11,6 @@ from tests.analyze.build import RankTrace
 import stepscope
 from stepscope.contract.names import shown_parts
 from stepscope.errors import InputError
-from stepscope.report.summary import summary_text
 
 Job = Callable[[RankTrace], None]
 
@@ -81,16 +80,6 @@ def test_all_ranks_name_the_late_one(tmp_path: Path) -> None:
     assert found["findings"][0]["id"] == "straggler" and found["findings"][0]["ranks"] == [2]
 
 
-def test_the_size_of_a_group_tells_missing_ranks_too(tmp_path: Path) -> None:
-    alone = late_rank_job(0)
-    written = alone.document()
-    del written["distributedInfo"]
-    (tmp_path / "trace.json").write_text(json.dumps(written))
-    found = dict(stepscope.load(tmp_path / "trace.json").document)
-    assert found["recording"]["ranks_missing"] == [1, 2, 3]
-    assert not {"communication-bound", "no-overlap"} & set(ids(found))
-
-
 def launching(r: RankTrace, at: float, *, first_us: float = 2, kernels: int = 30) -> None:
     """Add short kernels that the device waits for; the first launch takes `first_us`."""
     for k in range(kernels):
@@ -116,17 +105,6 @@ def test_a_first_launch_that_loads_modules_is_no_launch_overhead(tmp_path: Path,
         assert "warm-up" in found["recording"]["line"]
 
 
-def test_module_loading_inside_the_optimizer_is_no_saving_of_a_fused_one(tmp_path: Path) -> None:
-    r = RankTrace()
-    busy(r, 0, us=4_000, kernels=60)
-    r.backward("MmBackward0", 1_300, 1_400)
-    r.annotation("Optimizer.step#Adam.step", 5_000, 60_000)
-    launching(r, 5_100, first_us=40_000, kernels=40)
-    found = document(tmp_path, r)
-    assert found["recording"]["kind"] == "cold-start"
-    assert not [f for f in found["findings"] if f["id"] == "optimizer" and f["saving_alone_ms"] > 1]
-
-
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
@@ -142,46 +120,6 @@ def test_inference_has_no_kernel_of_training(tmp_path: Path, kernel: str, kind: 
         r.kernel(kernel, at=at + 410, start=at + 8_500, end=at + 9_000)
 
     assert document(tmp_path, steps(RankTrace(), 4, 10_000, replayed))["recording"]["kind"] == kind
-
-
-@pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize("waits_us", [6_110, 6_090, None])  # after the forward pass, inside it
-def test_advice_of_a_graph_fits_the_step(tmp_path: Path, is_compiled: bool, waits_us: int | None) -> None:
-    def step(r: RankTrace, at: float) -> None:
-        if is_compiled:
-            r.ran("Torch-Compiled Region: 0/0", at, at + 6_100)
-        launching(r, at)
-        if waits_us:
-            wait = at + waits_us
-            r.kernel("reduce", at=wait, start=wait + 10, end=wait + 190)
-            with r.op("aten::item", wait + 10, wait + 200):
-                r.call("cudaStreamSynchronize", wait + 20, wait + 192)
-        if waits_us == 6_090:
-            r.kernel("scale", at=at + 6_300, start=at + 6_310, end=at + 6_320)
-
-    found = document(tmp_path, steps(RankTrace(), 5, 7_000, step))
-    remedy = next(f["remedy"] for f in found["findings"] if f["id"] == "launch-overhead")
-    assert ("torch.compile() that is there" in remedy) == is_compiled
-    assert remedy.startswith("Remove the synchronisation inside the forward passes first, then launch") == (
-        waits_us == 6_090
-    )
-
-
-@pytest.mark.parametrize("kernels", [0, 30])
-def test_advice_of_a_graph_covers_the_gaps_of_the_optimizer(tmp_path: Path, kernels: int) -> None:
-    def step(r: RankTrace, at: float) -> None:
-        launching(r, at)
-        r.backward("MmBackward0", at + 6_100, at + 6_110)
-        r.annotation("Optimizer.step#SGD.step", at + 6_200, at + 12_900)
-        launching(r, at + 6_300, kernels=kernels)
-
-    found = document(tmp_path, steps(RankTrace(), 5, 13_000, step))
-    (launches,) = [f for f in found["findings"] if f["id"] == "launch-overhead"]
-    assert ("The whole step in one torch.cuda.graph" in launches["remedy"]) == bool(kernels)
-    gaps = next(row["ms_per_step"] for row in found["step"]["budget"] if row["part"] == "launch_gap")
-    assert launches["evidence"][0] == {
-        "what": "kernel-launch gaps per step", "value": pytest.approx(gaps, abs=1e-3), "unit": "ms", "where": "",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -272,25 +210,6 @@ def test_a_device_that_never_idles_is_diagnosed(tmp_path: Path) -> None:
     assert not found["recording"]["cannot_show"] and found["verdict"] == "compute-bound"
 
 
-def test_times_below_a_microsecond_are_not_shown_as_zero(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.kernel("gemm", at=1.0, start=1.1, end=1.3, call_us=0.1)
-    assert "0.000" not in summary_text(document(tmp_path, r))
-
-
-def test_first_calls_are_part_of_the_range_around_all_launches(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.annotation("model_inference", 0, 400_000)
-    for k in range(8):
-        with r.op("aten::mm", 30_000 + 40_000 * k, 69_000 + 40_000 * k):
-            r.kernel(
-                f"gemm{k}", at=31_000 + 40_000 * k, start=68_000 + 40_000 * k, end=68_400 + 40_000 * k, call_us=36_000
-            )
-    found = document(tmp_path, r)
-    assert "first-call initialisation takes 288 of the recorded 400 ms" in found["verdict_reason"]
-    assert found["step"]["profiled_ms"] == pytest.approx(400)
-
-
 def test_operators_that_compute_on_the_host_explain_a_window_of_few_operations(tmp_path: Path) -> None:
     r = RankTrace()
     for at in range(0, 500_000, 50_000):
@@ -315,17 +234,6 @@ def test_device_activity_alone_does_not_tell_why_the_device_idled(tmp_path: Path
     found = document(tmp_path, r)
     assert found["recording"]["kind"] in ("device-only", "fragment") and not ids(found)
     assert found["verdict"] == "unclear"
-
-
-def test_several_runs_in_one_folder_are_refused_with_their_names(tmp_path: Path) -> None:
-    for n, at in enumerate((0, 60_000_000)):
-        written = steps(RankTrace(), 2, 10_000, busy).document()
-        del written["distributedInfo"]
-        for event in written["traceEvents"]:
-            event["ts"] += at
-        (tmp_path / f"host_{6695 + n}.167291834{n}213.pt.trace.json").write_text(json.dumps(written))
-    with pytest.raises(InputError, match=r"several runs in one folder .*host_6695.*host_6696"):
-        stepscope.load(tmp_path)
 
 
 def test_jobs_of_different_sizes_are_refused(tmp_path: Path) -> None:
@@ -395,23 +303,6 @@ def test_a_damaged_collective_ends_where_the_others_show_it(tmp_path: Path, dama
     assert exposed(tmp_path / "damaged", jobs) == pytest.approx(whole, rel=0.005)
 
 
-def test_estimated_times_widen_the_intervals_of_savings(tmp_path: Path) -> None:
-    def interval(folder: Path, *, damaged: bool) -> float:
-        folder.mkdir()
-
-        def step(r: RankTrace, at: float) -> None:
-            launching(r, at)
-            busy(r, at + 7_000, us=3_000, kernels=2)
-
-        job = steps(RankTrace(), 4, 12_000, step)
-        if damaged:
-            [e for e in job.events if e["name"] == "gemm"][-1]["ts"] -= 20_000
-        found = next(f for f in document(folder, job)["findings"] if f["id"] == "launch-overhead")
-        return float(found["saving_high_ms"] - found["saving_low_ms"])
-
-    assert interval(tmp_path / "damaged", damaged=True) > interval(tmp_path / "whole", damaged=False)
-
-
 def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path) -> None:
     def step(r: RankTrace, at: float) -> None:
         busy(r, at, us=2_000)
@@ -423,27 +314,6 @@ def test_a_long_gap_is_not_the_allocators_for_a_short_call_in_it(tmp_path: Path)
     by_part = {row["part"]: row["ms_per_step"] for row in found["step"]["budget"]}
     assert by_part["allocator"] < 4.5 and by_part["launch_gap"] > 20
     assert "allocator" not in ids(found)[:1]
-
-
-def test_preprocessing_of_a_pipeline_is_input_not_a_stall(tmp_path: Path) -> None:
-    def step(r: RankTrace, at: float) -> None:
-        r.python("transformers/pipelines/video_classification.py(129): preprocess", at, at + 20_000)
-        busy(r, at + 20_000, us=8_000)
-        r.call("cudaDeviceSynchronize", at + 21_000, at + 28_600)
-
-    found = document(tmp_path, steps(RankTrace(), 4, 30_000, step))
-    assert ids(found)[0] == "data-loading" and found["verdict"] == "data-bound"
-
-
-def test_a_capture_that_fills_the_idle_time_is_no_launch_overhead(tmp_path: Path) -> None:
-    r = RankTrace()
-    busy(r, 0, us=30_000, kernels=80)
-    r.call("cudaStreamBeginCapture", 31_000, 31_010)
-    r.call("cudaStreamEndCapture", 50_000, 50_100)
-    busy(r, 50_200, us=30_000, kernels=80)
-    found = document(tmp_path, r)
-    assert found["recording"]["kind"] == "graph-capture" and not {"launch-overhead", "host-stall"} & set(ids(found))
-    assert "captured into graphs" in found["recording"]["line"]
 
 
 def test_launches_without_their_work_cannot_be_diagnosed(tmp_path: Path) -> None:
@@ -474,15 +344,6 @@ def test_a_file_from_which_most_events_were_removed_cannot_be_diagnosed(tmp_path
     found = dict(stepscope.load(tmp_path / "trace.json").document)
     assert found["verdict"] == "unclear" and not ids(found)
     assert f"holds {len(operators):,} of about" in found["verdict_reason"]
-
-
-def test_freeing_memory_after_unrecorded_work_is_no_initialisation(tmp_path: Path) -> None:
-    r = RankTrace()
-    launching(r, 0, kernels=100)
-    r.call("cudaLaunchKernel", 20_400, 20_410)
-    r.call("cudaFree", 20_500, 60_000)
-    launching(r, 60_100, kernels=100)
-    assert document(tmp_path, r)["recording"]["kind"] != "cold-start"
 
 
 def test_operators_of_a_device_library_prove_a_device(tmp_path: Path) -> None:
@@ -521,25 +382,6 @@ def test_an_operator_that_computes_on_the_host_is_told_from_a_pause_in_a_view(
     first = document(tmp_path, steps(RankTrace(), 4, 25_000, step))["findings"][0]
     assert first["id"] == "host-stall"
     assert ("Operators compute on the host (aten::randn)" in first["title"]) is (operator == "aten::randn")
-
-
-def test_every_finding_states_evidence_for_at_least_half_of_its_saving(tmp_path: Path) -> None:
-    def slow_host(r: RankTrace, at: float) -> None:
-        launching(r, at, kernels=40)
-        r.call("cudaDeviceSynchronize", at + 8_100, at + 8_300)
-
-    jobs: dict[str, list[RankTrace]] = {
-        "late": [late_rank_job(rank) for rank in range(4)],
-        "launches": [steps(RankTrace(), 4, 10_000, slow_host)],
-        "exchange": [exchanging(rank) for rank in range(3)],
-    }
-    for name, ranks in jobs.items():
-        (tmp_path / name).mkdir()
-        found = [f for f in document(tmp_path / name, *ranks)["findings"] if f["saving_alone_ms"] > 0]
-        assert found, name
-        for f in found:
-            times = [e["value"] for e in f["evidence"] if e["unit"] == "ms"]
-            assert max(times) >= 0.5 * f["saving_alone_ms"], (name, f["id"], times)
 
 
 def test_a_host_job_whose_thread_loses_its_core_has_no_unseen_device(tmp_path: Path) -> None:

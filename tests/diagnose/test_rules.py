@@ -235,7 +235,8 @@ def test_stages_that_share_a_device_have_no_bubble_to_fill(tmp_path: Path, devic
     assert view is not None and step is not None and view.devices == devices
     saving_ns = microbatch_saving_ns(view, 16, step_ns=step.step_ns)
     # filling: 3 micro-batches of 1200 us, a quarter of that with four times as many
-    assert saving_ns == pytest.approx((devices > 1) * 0.75 * 3 * 1_200_000, rel=0.02)
+    filled = 0.75 * 3 * 1_200_000 if devices > 1 else 0.0
+    assert saving_ns == pytest.approx(filled, abs=60_000)  # less the latency of the further messages
     said = [f.saving_ns for f in diagnose(account).findings if f.id == "pipeline-bubble" and f.saving_ns > 0]
     assert said == ([pytest.approx(saving_ns, rel=0.1)] if devices > 1 else [])
 

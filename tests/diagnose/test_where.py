@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.analyze.build import built_run
-from tests.analyze.owners.planted import PlantedRank
 from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel
 
 from stepscope.analysis import Analysis
-from stepscope.analyze.match_owners import ownership_by_frames
-from stepscope.analyze.owner_places import places, user_lines
 
 DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(12)]
 STALL = Op("stall", host_us=8000)
@@ -43,25 +39,3 @@ def test_collectives_have_their_lines(tmp_path: Path) -> None:
     assert {owner for owner, _ in places} <= {f"train.py:{line_of(6 + k)}" for k in range(8)}
     assert [share for _, share in places] == pytest.approx([1 / 8] * len(places))
     assert len(places) > 1
-
-
-def test_a_line_that_only_calls_the_step_is_no_place(tmp_path: Path) -> None:
-    r = PlantedRank()
-    for n in range(3):
-        at = 1000.0 * n
-        r.step(n, at, at + 1000)
-        for k in range(3):
-            with r.line("main.py:1", f"train.py:{k + 2}"), r.op("aten::mm", at + 300 * k, at + 300 * k + 290):
-                r.kernel("gemm", at=at + 300 * k + 10, start=at + 300 * k + 20, end=at + 300 * k + 200)
-    r.write_owners(tmp_path, (2000, 3000))
-    r.events = [e for e in r.events if e["ts"] < r._local_ns(2000) / 1000]
-    run = built_run(tmp_path, [r])
-    owned = ownership_by_frames(run.ranks[0], run.owners[0])
-    stacks = {user_lines(owned, s)[-1]: s for s in range(len(owned.stacks)) if user_lines(owned, s)}
-    shares = {("train.py", 2): 40.0, ("train.py", 3): 35.0, ("train.py", 4): 25.0}
-    found = places([(owned, {(stacks[line], stacks[line], -1): ns for line, ns in shares.items()})])
-    assert [(place.text, place.share) for place in found] == [
-        ("train.py:2", 0.4),
-        ("train.py:3", 0.35),
-        ("train.py:4", 0.25),
-    ]

@@ -132,22 +132,6 @@ def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: st
     assert "the recording cannot show" in one.remedy
 
 
-def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
-    def loop(r: PlantedRank, at: float, _: int) -> float:
-        for k in range(8):
-            for line, us in ((15, 100), (16, 80)):
-                with r.line(f"train.py:{line}", module=None):
-                    r.ran("aten::std", at, at + us - 1)
-                at += us
-            assert k < 8
-        return at
-
-    (one,) = beside(account(tmp_path, {"after": loop}))
-    assert one.title == "Non-training work in every step (train.py:15-16)"
-    assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
-    assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
-
-
 def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
     (one,) = beside(account(tmp_path, {"before": python("train.py:8")}), "host-work")
     assert one.where[0].text == "train.py:8" and "loader workers" in one.remedy
@@ -156,25 +140,6 @@ def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
     assert one.at_most and one.low_ns == one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
     (other,) = beside(account(tmp_path / "after", {"after": python("train.py:18")}))
     assert "loader workers" not in other.remedy and not other.at_most
-
-
-def test_the_line_that_computes_the_loss_holds_its_backward_too(tmp_path: Path) -> None:
-    """Nothing says that less would do: an upper bound of which nothing can be counted on."""
-
-    def loss(r: PlantedRank, at: float, n: int) -> float:
-        with r.line("train.py:11", module=None):
-            r.ran("aten::stack", at, at + PLANTED, **{"Sequence number": 10 * n + 5})
-        return at + PLANTED
-
-    def back(r: PlantedRank, at: float, n: int) -> float:
-        node, args = "autograd::engine::evaluate_function: StackBackward0", {"Sequence number": 10 * n + 5}
-        with r.line("train.py:12"), r.op(node, at, at + PLANTED, thread=MAIN, **args, **{"Fwd thread id": 1}):
-            r.ran("aten::unbind", at, at + PLANTED)
-        return at + PLANTED
-
-    (one,) = beside(account(tmp_path, {"forward": loss, "backward": back}), "host-work")
-    assert one.where[0].text == "train.py:11" and (one.at_most, one.low_ns) == (True, 0)
-    assert one.alone_ns == pytest.approx(2 * PLANTED * 1000, rel=0.05)
 
 
 def test_work_after_a_pass_without_gradients_is_no_input_preparation(tmp_path: Path) -> None:

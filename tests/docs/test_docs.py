@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tools import write_outputs
 from tools.licences import ALLOWED, packages
-from tools.write_notebook import NOTEBOOK, OTHER_LIBRARY, PAGE, as_markdown, executed, texts
+from tools.write_notebook import NOTEBOOK, OTHER_LIBRARY, executed, texts
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "stepscope"
@@ -126,10 +126,6 @@ def test_analysis_and_comparison_show_themselves_as_pages(stored: Any) -> None:
     found = [page for cell in stored.cells for page in pages(cell)]
     assert any("Rank 1 is late (host)" in page for page in found)
     assert any("no difference found" in page for page in found)
-
-
-def test_page_in_the_docs_is_made_from_the_notebook(stored: Any) -> None:
-    assert PAGE.read_text() == as_markdown(stored), REMEDY
 
 
 def pages(cell: Any) -> list[str]:

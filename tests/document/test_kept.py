@@ -68,12 +68,6 @@ def test_second_report_is_the_first_to_the_byte(report: Callable[..., tuple[str,
     assert report(*options) == (first, False)
 
 
-@pytest.mark.parametrize("first", [["--json", "-"], []])
-def test_text_and_json_share_one_cached_document(report: Callable[..., tuple[str, bool]], first: list[str]) -> None:
-    assert report(*first)[1]
-    assert not report()[1] and not report("--json", "-")[1] and not report("-v")[1]
-
-
 def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
     first, _ = report("--json", "-")
     code = (
@@ -119,15 +113,6 @@ def test_other_options_and_other_code_are_analysed_again(
     assert not report("--json", "-")[1]
     monkeypatch.setattr(kept, "code_key", lambda: "another version")
     assert report("--json", "-")[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
-def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:
-    first = report("--json", "-")
-    kept_file(folder).write_bytes(content)
-    assert report("--json", "-") == first
-    assert not report("--json", "-")[1]  # written anew
 
 
 def test_where_the_key_cannot_be_told_nothing_fits(

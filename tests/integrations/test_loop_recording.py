@@ -64,24 +64,6 @@ def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> Non
     assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
 
 
-@pytest.mark.slow
-def test_nothing_is_left_in_the_model_or_in_torch(tmp_path: Path) -> None:
-    model, doors = Net(), _doors()
-    with recorded(out=tmp_path / "run", **WINDOW):
-        trained(model)
-        assert _doors() != doors
-    assert _doors() == doors
-    assert not model._forward_hooks and not model._forward_pre_hooks
-
-
-def _doors() -> tuple[Any, ...]:
-    return (
-        torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
-        torch.autograd._engine_run_backward,
-        torch.autograd.profiler._enable_profiler,
-    )
-
-
 def test_inside_stepscope_profile_that_recorder_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with stepscope.profile(out=tmp_path / "outer", **WINDOW) as outer:
         with recorded(out=tmp_path / "inner", **WINDOW) as inner:
@@ -125,41 +107,6 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
     with pytest.raises(UsageError, match="schedule_option: there is no"):
         StepscopeKwargs(schedule_option={"first": 1}).build()
-
-
-@pytest.mark.slow
-def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_torch(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from stepscope.integrations.accelerate import StepscopeKwargs
-
-    handler = StepscopeKwargs(output_trace_dir=str(tmp_path / "run"), settings={"others_grace_s": 20.0})
-    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
-    with accelerator.profile() as recording:
-        with pytest.raises(UsageError, match="no window has ended"):
-            recording.key_averages()
-        trained()
-    assert (tmp_path / "run" / trace_file(0)).exists()
-    assert "aten::linear" in {row.key for row in recording.key_averages()}
-    recording.export_chrome_trace(str(tmp_path / "plain.json"))
-    names = {e["name"] for e in json.loads((tmp_path / "plain.json").read_text())["traceEvents"]}
-    assert {"aten::linear", "ProfilerStep#3"} <= names
-
-
-@pytest.mark.slow
-def test_accelerate_hands_every_window_to_a_callback(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from stepscope.integrations.accelerate import StepscopeKwargs
-
-    seen: list[Any] = []
-    handler = StepscopeKwargs(
-        schedule_option={"wait": 1, "warmup": 0, "active": 1},
-        on_trace_ready=lambda profiler: seen.append(len(profiler.key_averages())),
-        output_trace_dir=str(tmp_path / "run"),
-    )
-    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
-    with accelerator.profile():
-        trained()
-    assert len(seen) >= STEPS // 2 and all(seen)  # and, as with torch, one that the end of the block cut short
 
 
 class Engine(nn.Module):

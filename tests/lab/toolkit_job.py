@@ -43,10 +43,14 @@ def all_reduces() -> dict[str, Any]:
     return {**reduce.summary(), "first": tensor[0].item(), "outside_ms": 1e3 * (time.perf_counter() - began)}
 
 
-def alpha_beta() -> dict[str, Any]:
-    sizes = [2**12, 2**16, 2**20, 2**24]
-    alpha, beta = stepscope.measure_alpha_beta(None, sizes, 2, 10)
-    return {"alpha": alpha, "beta": beta}
+def alpha_beta(out: str) -> dict[str, Any]:
+    found = stepscope.calibrate_alpha_beta(None, [2**12, 2**16, 2**20, 2**24], 10)
+    return {**found, "plot": str(stepscope.plot_calibration(found, f"{out}/rank{dist.get_rank()}.svg"))}
+
+
+def overlap() -> dict[str, Any]:
+    profiler = stepscope.OverlapProfiler(DistributedDataParallel(net(), bucket_cap_mb=0.3))
+    return profiler.profile_step(torch.randn(ROWS, WIDTH), 3)
 
 
 def ddp() -> dict[str, Any]:
@@ -122,7 +126,8 @@ def main(out: str) -> None:
         "synchronized": str(synchronized),
         "statistics": profiler.aggregate_statistics({"loss": 1.0 + 2 * rank}),
         "all_reduces": all_reduces(),
-        "alpha_beta": alpha_beta(),
+        "alpha_beta": alpha_beta(out),
+        "overlap": overlap(),
         "ddp": ddp(),
         "tensor_parallel": tensor_parallel(),
         "pipeline": pipeline(),

@@ -253,15 +253,6 @@ class Faults:
     def hard_exit(self) -> None:
         os._exit(4)
 
-    def slow_export(self) -> None:
-        original = torch.profiler._KinetoProfile.export_chrome_trace
-
-        def export(profiler: Any, path: str) -> None:
-            time.sleep(1.0)
-            original(profiler, path)
-
-        torch.profiler._KinetoProfile.export_chrome_trace = export
-
     def flood(self) -> None:
         for _ in range(150_000):
             self.ballast = torch.empty(1)

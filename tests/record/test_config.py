@@ -70,12 +70,6 @@ def test_a_schedule_is_read_by_asking_it(given: dict, window: tuple[int, ...]) -
     assert (found["wait"], found["warmup"], found["active"], found["repeat"]) == window
 
 
-def test_usual_names_are_settings() -> None:
-    made = profile(schedule=schedule(wait=3, warmup=1, active=2, repeat=1), trace_dir="here", rank0_only=True).config
-    assert (made.out, made.wait, made.active, made.ranks) == ("here", 3, 2, (0,))
-    assert profile(output_dir="there", wait=1).config.out == "there"
-
-
 def test_a_schedule_that_never_records_and_names_nobody_knows_are_refused() -> None:
     with pytest.raises(UsageError, match="records nothing"):
         window_of(lambda step: "NONE")

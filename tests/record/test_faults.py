@@ -205,13 +205,6 @@ def test_T11_rank_that_never_steps(results: Results, work: Path) -> None:
     assert run["missing_ranks"] == [] and run["ranks"]["1"]["steps"]["count"] == 0
 
 
-def test_T12_slow_export_and_event_budget(results: Results, work: Path) -> None:
-    assert window_of(work / "T12_export", 0)["status"] == "written"
-    cut = window_of(work / "T12_budget", 0)
-    assert "event budget" in cut["cut"] and cut["first_step"] == 4 and cut["last_step"] in (5, 6)
-    assert profiler_steps(trace(work / "T12_budget", 0)) == list(range(4, cut["last_step"]))
-
-
 @pytest.mark.parametrize("name", ["T13", "T14", "T15", "T16"])
 def test_T13_to_T16_job_that_ends_itself(results: Results, work: Path, name: str) -> None:
     for rank in (0, 1):

@@ -80,15 +80,3 @@ def test_regions_agree_with_hand_timers(followed: bool, tmp_path: Path, monkeypa
         expected = {name: {"ns": count * SPENT_NS[name], "n": count} for name in (LOAD, FORWARD, BACKWARD)}
         expected[STEP] = {"ns": SPENT_NS[STEP], "n": 1}
         assert expected.items() <= line["regions"].items()  # a garbage collection is a region too
-
-
-@pytest.mark.slow
-def test_training_is_unchanged_and_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Job(monkeypatch)
-    for _ in range(20):
-        plain.step(40)
-    job, backward = Job(monkeypatch), torch.autograd._engine_run_backward
-    recorded([40] * 20, job, tmp_path / "run")
-    assert job.losses == plain.losses
-    assert torch.autograd._engine_run_backward is backward
-    assert "_compiled_call_impl" not in vars(job.model)

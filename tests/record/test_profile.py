@@ -5,7 +5,6 @@ T1, T2, ... in names number the faults that recording has to survive; `fault_run
 
 import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +81,6 @@ def test_own_callback_replaces_the_export(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("*.gz"))
 
 
-def test_failing_callback_does_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(_: Any) -> None:
-        raise RuntimeError("mine")
-
-    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, active=1, on_trace_ready=fail) as recording:
-        train(recording)
-    assert "RuntimeError: mine" in capsys.readouterr().err
-    assert len(lines(tmp_path / "run")) == 8
-
-
 def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     with stepscope.profile(out=tmp_path / "file" / "run") as recording:
@@ -163,28 +152,6 @@ def test_nothing_of_ours_runs_after_the_window(tmp_path: Path) -> None:
             if recorder is not None and recorder.step > 10:
                 assert not torch.autograd._profiler_enabled() and recorder.regions.marker is None
     assert [x["phase"] for x in lines(tmp_path / "run")].count("after") > 8
-
-
-def test_T26_recorder_costs_less_than_half_a_percent_of_a_20_ms_step(tmp_path: Path) -> None:
-    """CPU time of everything that light mode does in a step, against the CPU time of 20 ms of work."""
-    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True))
-
-    def recorded_step() -> None:
-        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
-            recorder.region_begin(name)
-            recorder.region_end(name)
-        recorder.step_end()
-
-    ours_ns = min(_cpu_ns(recorded_step, times=200) for _ in range(10))
-    recorder.close()
-    assert ours_ns < 0.005 * 20_000_000
-
-
-def _cpu_ns(act: Any, *, times: int) -> float:
-    begin = time.thread_time_ns()
-    for _ in range(times):
-        act()
-    return (time.thread_time_ns() - begin) / times
 
 
 @pytest.mark.parametrize(

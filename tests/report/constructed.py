@@ -1,6 +1,8 @@
 """A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from stepscope.report.html.page_data import (
 )
 from stepscope.report.html.timeline_data import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
 
+DOCUMENT = Path(__file__).parents[1] / "data" / "report.json"
+"""what every such run says; of what each rank says, one rank's"""
 SLICES_PER_RANK = 672
 KERNELS = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
@@ -90,24 +94,6 @@ def _code_trees() -> dict[str, Any]:
     }
 
 
-def _code() -> dict[str, Any]:
-    row = {
-        "line_to": 40, "function": "main", "module": None, "device_ms": 200.0, "host_ms": 210.0, "blocked_ms": 3.0,
-        "comm_ms": 9.0, "exposed_ms": 4.0, "backward_device_ms": 96.0, "step_pct": 99.0, "saving_ms": None, "mfu": 0.4,
-    }  # fmt: skip
-    module = {**row, "module": "layers", "device_ms": 188.0, "step_pct": 70.0}
-    return {
-        "code": [
-            {**row, "file": "train.py", "line": 40, "source": "for x in data: step(x)"},
-            {**row, "file": "model.py", "line": 31, "line_to": 33, "source": "x = x + self.up(x)", "module": "layers",
-             "saving_ms": 140.0},
-            {**row, "file": "train.py", "line": 43, "line_to": 43, "source": None, "saving_ms": 90.0, "step_pct": 45.0},
-        ],
-        "modules": [module],
-        "unowned": {"host_pct": 0.9, "device_pct": 0.5, "host_ms": 2.0, "device_ms": 1.0, "comm_ms": 0.0},
-    }  # fmt: skip
-
-
 def calibration(ranks: int) -> Calibration:
     """Return the calibration of a machine."""
     return calibrate([Point("all_gather", ranks, 2**k, 30e3 + 2**k / 300) for k in range(10, 28)])
@@ -115,266 +101,24 @@ def calibration(ranks: int) -> Calibration:
 
 def report(*, ranks: int, steps: int) -> dict[str, Any]:
     """Return a report's JSON with something in every field."""
-    rank = {
-        "host": "node0",
-        "num_events": 90_000,
-        "num_steps": steps,
-        "window_ms": 12_500.0,
-        "overlap_pct": 71.0,
-        "compute_ms": 9000.0,
-    }
-    parts = (
-        ("forward", 24),
-        ("backward", 46),
-        ("exposed_transfer", 9),
-        ("wait", 9),
-        ("launch_gap", 2),
-        ("unknown", 10),
-    )
-    losses = (
-        ("wait_for_stragglers", 9),
-        ("exposed_transfer", 9),
-        ("non_matmul_kernels", 14),
-        ("matmul_below_peak", 26),
-    )
-    return {
-        "schema": 1,
-        "run": {
-            "name": "llama-8b",
-            "world_size": ranks,
-            "num_ranks": ranks,
-            "num_steps": steps,
-            "device": "NVIDIA H100",
-            "backend": "nccl",
-            "strategy": "fsdp",
-            "torch": "2.9.0",
-            "sources": [],
-        },
-        "ranks": [
-            {"rank": r, **rank, "host": f"node{r * 2 // ranks}", "clock_uncertainty_us": 18.0} for r in range(ranks)
-        ],
-        "step": {
-            "profiled_ms": 267.0,
-            "unprofiled_ms": 261.0,
-            "profiler_overhead_pct": 2.3,
-            "overlap_efficiency": 0.8,
-            "tokens_per_s": 9000.0,
-            "samples_per_s": None,
-            "budget": [{"part": p, "ms_per_step": 2.61 * pct, "pct": float(pct)} for p, pct in parts],
-        },
-        "efficiency": {
-            "mfu": 0.42,
-            "peak_tflops": 989.0,
-            "precision": "bf16",
-            "peak_precision": "bf16",
-            "flops_source": "recorded shapes",
-        },
-        "waterfall": [
-            {"loss": name, "pct_of_peak": float(pct), "ms_per_step": 2.6 * pct, "plus_minus": 0.5}
-            for name, pct in losses
-        ]
-        + [{"loss": "achieved", "pct_of_peak": 42.0, "ms_per_step": 110.0, "plus_minus": 0.5}],
-        "collectives": [
-            {
-                "op": op,
-                "group": "fsdp",
-                "group_size": ranks,
-                "count": 64,
-                "bytes": 218_000_000,
-                "wait_ms": 8.9,
-                "transfer_ms": 46.1,
-                "exposed_ms": 9.0,
-                "busbw_gb_per_s": 330.4,
-                "live_busbw_gb_per_s": 311.7,
-                "late_rank": 37 % ranks,
-            }
-            for op in ("all_gather", "reduce_scatter")
-        ],
-        "kernels": [
-            {
-                "name": k,
-                "family": "gemm",
-                "count": 64.0,
-                "total_ms": 40.0 - i,
-                "mean_ms": 0.4,
-                "share": 0.1,
-                "bound": "compute-bound",
-                "precision": "bf16",
-                "tflops": 300.0 + i,
-                "gb_per_s": 900.0,
-                "measured_share": 0.0,
-                "step_ms": 40.0 - i,
-                "count_per_step": 64.0,
-            }
-            for i, k in enumerate(KERNELS)
-        ],
-        "operators": [
-            {
-                "name": "aten::mm",
-                "shapes": "[[2048, 4096]]",
-                "calls": 64.0,
-                "host_self_ms": 9.0,
-                "host_total_ms": 9.0,
-                "device_self_ms": 90.0,
-                "device_total_ms": 90.0,
-            }
-        ],
-        **_code(),
-        "idle": [{"cause": "launch", "ms_per_step": 4.0}],
-        "critical_path": [{"rank": 37 % ranks, "what": "kernel", "name": KERNELS[0], "ms_per_step": 90.0, "pct": 34.0}],
-        "checks": [
-            {
-                "id": "device_utilisation_pct",
-                "value": 91.0,
-                "good": "> 80",
-                "bad": "< 50",
-                "status": "pass",
-                "reason": "busy",
-            }
-        ],
-        "stragglers": [{"rank": 37 % ranks, "cause": "device"}],
-        "memory": {
-            "ranks": [
-                {
-                    "rank": 0,
-                    "peak_allocated_bytes": 71_000_000_000,
-                    "device_total_bytes": 80_000_000_000,
-                    "timeline": _memory(),
-                    "peak": None,
-                }
-            ],
-            "fullest_rank": 0,
-        },
-        "devices": [
-            {
-                "rank": r,
-                "device": "NVIDIA H200",
-                "num_samples": 60,
-                "sm_clock_mhz": 1410.0 if r == 1 else 1980.0,
-                "max_sm_clock_mhz": 1980.0,
-                "power_w": 640.0,
-                "power_limit_w": 700.0,
-                "temperature_c": 71.0,
-                "utilization_pct": 93.0,
-                "throttled_pct": 48.0 if r == 1 else 0.0,
-                "throttle_reasons": {"hw_thermal_slowdown": 48.0} if r == 1 else {},
-                "others_bytes": None,
-            }
-            for r in range(ranks)
-        ],
-        "nccl": [
-            {
-                **dict.fromkeys(("host", "num_ranks", "num_nodes", "local_ranks", "num_rings")),
-                **dict.fromkeys(("max_bw_gb_per_s", "total_bw_gb_per_s")),
-                **{name: [] for name in ("warnings", "interfaces", "communicators", "choices", "collectives")},
-                "rank": 0,
-                "version": "2.28.9",
-                "channels": 16,
-                "transports": {"P2P/CUMEM": 14, "NET/IB": 2},
-                "network": "IB",
-                "links": {},
-                "infiniband_missing": False,
-                "settings": {},
-                "num_lines": 0,
-            }
-        ],
-        "memory_edges": [],
-        "memory_steps": [
-            {
-                "rank": r,
-                "step": [0, 10, 20, 30],
-                "allocated_bytes": [60_000_000_000 + r, 71_000_000_000, 70_000_000_000, 71_000_000_000],
-                "reserved_bytes": [62_000_000_000, 74_000_000_000, 74_000_000_000, None],
-                "host_bytes": [4_000_000_000] * 4,
-            }
-            for r in range(ranks)
-        ],
-        "by_strategy": {
-            "name": "fsdp",
-            "sure": "stated",
-            "sharding": {
-                "stage": "zero3",
-                "ranks": [
-                    {
-                        "rank": r,
-                        "gathers_of_parameters": 2.0,
-                        "traffic_of_parameters": 3.0,
-                        "gathered_bytes": 5e7,
-                        "gather_ms": 18.0,
-                        "gather_exposed_ms": 9.0,
-                        "gather_wait_ms": 4.0,
-                        "early_pct": 40.0,
-                        "scattered_bytes": 2.5e7,
-                        "scatter_ms": 8.0,
-                        "scatter_exposed_ms": 6.0,
-                        "scatter_wait_ms": 1.0,
-                    }
-                    for r in range(ranks)
-                ],
-            },
-            "buckets": {
-                "buckets": [
-                    {"order": 0, "size_bytes": None, "ready_ms": 2.0, "time_ms": 4.0, "wait_ms": 1.0, "exposed_ms": 1.0}
-                ]
-            },
-            "pipeline": {
-                "stages": 2,
-                "microbatches": 4,
-                "schedule": "1f1b",
-                "bubble_pct": 21.0,
-                "textbook_pct": 20.0,
-                "schedule_pct": 20.0,
-                "ranks": [
-                    {"rank": r, "stage": r, "bubble_pct": 21.0, "forward_ms": 9.0, "backward_ms": 18.0, "wait_ms": 5.0}
-                    | dict.fromkeys(("other_ms", "transfer_ms", "gaps_ms", "idle_ms"), 1.0)
-                    for r in (0, 1)
-                ],
-            },
-        },
-        "verdict": "compute-bound",
-        "verdict_reason": "compute takes 62 % of the step; no fix saves 10 %",
-        "not_examined": [{"rule": "memory-pressure", "needs": "memory: stepscope record --memory"}],
-        "not_judged": ["No rule judges a line that only this job has: stepscope code shows what each line costs."],
-        "findings": [
-            {
-                "id": "straggler",
-                "title": f"Rank {37 % ranks} is late (host)",
-                "ranks": [37 % ranks],
-                "cost_ms_per_step": 24.0,
-                "saving_ms_per_step": 23.3,
-                "saving_low_ms": 18.0,
-                "saving_high_ms": 28.0,
-                "saving_pct": 8.7,
-                "saving_alone_ms": 23.3,
-                "confidence": 0.9,
-                "cause": "device: the same kernels take 1.11 times as long",
-                "remedy": "check clocks and power of that device",
-                "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
-                "where": [],
-                "docs": "docs/findings/straggler.md",
-            },
-            _finding("launch-overhead", "The device waits for kernel launches", alone_ms=12.0, adds_ms=7.0),
-            _finding("optimizer", "The optimizer is not fused", alone_ms=6.0, adds_ms=6.0),
-        ],
-        "findings_combined": [
-            {"ids": ["straggler"], "saving_ms_per_step": 23.3},
-            {"ids": ["straggler", "launch-overhead"], "saving_ms_per_step": 30.3},
-            {"ids": ["straggler", "launch-overhead", "optimizer"], "saving_ms_per_step": 36.3},
-        ],
-        "steadiness": None,
-        "guides": [],
-        "details": _details(ranks, steps),
-        "warnings": ["cut off: the trace of rank 51"],
-    }
-
-
-def _finding(id_: str, title: str, *, alone_ms: float, adds_ms: float) -> dict[str, Any]:
-    return {
-        "id": id_, "title": title, "ranks": [], "cost_ms_per_step": alone_ms, "saving_ms_per_step": adds_ms,
-        "saving_low_ms": 0.5 * alone_ms, "saving_high_ms": 1.5 * alone_ms, "saving_pct": alone_ms / 2.67,
-        "saving_alone_ms": alone_ms, "confidence": 0.8, "cause": "as it is", "remedy": "change it", "evidence": [],
-        "where": [], "docs": f"docs/findings/{id_}.md",
-    }  # fmt: skip
+    late = 37 % ranks
+    found: dict[str, Any] = json.loads(DOCUMENT.read_text().replace("LATE", str(late)))
+    found["run"] |= {"world_size": ranks, "num_ranks": ranks, "num_steps": steps}
+    sharding = found["by_strategy"]["sharding"]
+    for rows, name in ((found, "ranks"), (found, "devices"), (found, "memory_steps"), (sharding, "ranks")):
+        rows[name] = [{"rank": rank, **row} for row in rows[name] for rank in range(ranks)]
+    for rank, row in enumerate(found["ranks"]):
+        row |= {"host": f"node{rank * 2 // ranks}", "num_steps": steps}
+    for row in found["devices"][1:2]:
+        row |= {"sm_clock_mhz": 1410.0, "throttled_pct": 48.0, "throttle_reasons": {"hw_thermal_slowdown": 48.0}}
+    for rank, row in enumerate(found["memory_steps"]):
+        row["allocated_bytes"] = [row["allocated_bytes"][0] + rank, *row["allocated_bytes"][1:]]
+    for row in found["collectives"]:
+        row |= {"group_size": ranks, "late_rank": late}
+    for row in (*found["critical_path"], *found["stragglers"]):
+        row["rank"] = late
+    found["findings"][0]["ranks"] = [late]
+    return {**found, "details": _details(ranks, steps)}
 
 
 def _details(ranks: int, steps: int) -> dict[str, Any]:
@@ -412,22 +156,13 @@ def _details(ranks: int, steps: int) -> dict[str, Any]:
 
 
 def _what_if() -> dict[str, Any]:
-    """Return a step of 261 ms with three fixes, the first two of which overlap by 5 ms."""
-    savings = {(): 0.0, (0,): 23.3, (1,): 12.0, (2,): 6.0, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18.0}
+    """Return a step of 261 ms with three fixes."""
+    savings: dict[tuple[int, ...], float] = {(): 0.0, (0,): 23.3, (1,): 12.0, (2,): 6.0}
     states = [
         {"fixes": list(fixes), "saving_ms": ms, "path": {"kernel": 0.8 * (261 - ms), "host": 0.2 * (261 - ms)}}
         for fixes, ms in savings.items()
     ]
-    return {"step_ms": 261.0, "findings": [0, 1, 2], "has_pairs": True, "states": states}
-
-
-def _memory() -> dict[str, Any]:
-    return {
-        "time_ms": [0.0, 100.0, 260.0],
-        "allocated_bytes": [40_000_000_000, 71_000_000_000, 42_000_000_000],
-        "reserved_bytes": [75_000_000_000] * 3,
-        "by_category": {"kept": [40_000_000_000] * 3, "activations": [0, 31_000_000_000, 2_000_000_000]},
-    }
+    return {"step_ms": 261.0, "findings": [0, 1, 2], "states": states}
 
 
 def _grid(noise: np.random.Generator, ranks: int, steps: int) -> Grid:

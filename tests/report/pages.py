@@ -17,7 +17,8 @@ from stepscope.cli.watch import LiveSite
 from stepscope.document.light import light_json
 from stepscope.lab.predict.calibrate import calibrate
 from stepscope.lab.predict.measured_collectives import Point
-from stepscope.lab.report.sheets import bench_sheet, calibration_sheet
+from stepscope.lab.report.bench import bench_sheet
+from stepscope.lab.report.sheets import calibration_sheet
 from stepscope.lab.results.folder import bench_results_of
 from stepscope.report.html.sheets import sheet_page
 from stepscope.report.pages.light import steps_sheet

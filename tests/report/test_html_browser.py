@@ -1,6 +1,5 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed_page, constructed_timeline, report
 
@@ -89,14 +87,6 @@ def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browse
     assert "How to fix it" in opened.waited("document.querySelector('#docs-straggler[open] .body')?.textContent")
 
 
-def test_a_phone_shows_all_tabs_and_breaks_no_number_from_its_unit(opened: Browser) -> None:
-    opened.size(390, 844)
-    bar = "document.querySelector('[role=tablist]')"
-    assert opened.run(f"return {bar}.scrollWidth <= {bar}.clientWidth")
-    assert "ms per step (−9\u00a0%)" in opened.run("return document.querySelector('.sentence').textContent")  # noqa: RUF001
-    opened.size(1280, 1000)
-
-
 @pytest.mark.parametrize("width", [1400, 390])
 def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
     browser: Browser, tmp_path: Path, width: int
@@ -117,71 +107,6 @@ def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
         browser.size(1280, 1000)
 
 
-def test_idle_time_is_not_marked_in_the_kernels_that_its_line_launched(browser: Browser, tmp_path: Path) -> None:
-    document = report(ranks=2, steps=3)
-    (launches,) = (f for f in document["findings"] if f["id"] == "launch-overhead")
-    place = {"file": "model.py", "line": 31, "module": None, "share": 1.0, "after": False}
-    document["findings"] = [{**launches, "where": [place]}]
-    document["details"]["what_if"] = None
-    timeline = constructed_timeline(ranks=2, steps=3, slices_per_rank=60)
-    (tmp_path / "page.html").write_text(page_of(page_data(document, timeline)).html)
-    browser.open(tmp_path / "page.html")
-    assert text(browser, "#timeline .said") == ""
-    assert browser.run(f"return {PINK}") == 0
-
-
-@pytest.mark.parametrize(
-    ("tab", "section"),
-    [
-        ("kernels", "kernels"),
-        ("timeline", "critical-path"),
-        ("ranks", "collectives"),
-        ("code", "code"),
-    ],
-)
-def test_a_phone_shows_the_first_times_of_a_table_next_to_its_names(opened: Browser, tab: str, section: str) -> None:
-    opened.size(390, 844)
-    opened.show(tab)
-    numbers = f"[...document.querySelectorAll('#{section} tbody tr:first-child td.number')]"
-    assert opened.run(f"return {numbers}.slice(0, 2).every({_VISIBLE})")
-    assert opened.run(f"return {numbers}.slice(0, 2).some((c) => /[µm]s$/.test(c.textContent))")
-    name = f"document.querySelector('#{section} tbody td:first-child')"
-    assert opened.run(f"return {_VISIBLE}({name}) && {name}.offsetHeight < 80")
-    assert opened.run("return document.documentElement.scrollWidth") <= 390
-    opened.size(1280, 1000)
-
-
-def test_lines_that_training_needs_do_not_lead_the_savings(opened: Browser) -> None:
-    opened.show("code")
-    rows = opened.run(
-        "return [...document.querySelectorAll('#code tbody tr')].map(({cells: [a, b]}) => [a.innerText, b.innerText])"
-    )
-    assert [(place.split("\n")[0], saving) for place, saving in rows[:2]] == [
-        ("train.py:43", "90.0 ms"), ("model.py:31 to 33", "140 ms")
-    ]  # fmt: skip
-    assert "x = x + self.up(x)" in rows[1][0] and rows[2][0].startswith("train.py:40")
-
-
-def test_shares_of_kernels_are_of_the_step(opened: Browser) -> None:
-    opened.show("kernels")
-    heads = opened.run("return [...document.querySelectorAll('#kernels thead th')].map((h) => h.textContent)")
-    cells = opened.run("return [...document.querySelector('#kernels tbody tr').cells].map((c) => c.textContent)")
-    found = dict(zip(heads, cells, strict=True))
-    assert (found["total"], found["of the step"]) == ("40.0 ms", "15.3 %")  # of 261 ms
-
-
-@pytest.mark.parametrize("width", [1400, 390])
-def test_the_likely_range_is_next_to_the_saving_that_it_belongs_to(opened: Browser, width: int) -> None:
-    opened.size(width, 1000)
-    title, cards = text(opened, "#findings .saves"), text(opened, ".cards").replace("\u00a0", " ")
-    assert title == "saves 23 ms per step (9 %) likely 18–28 ms"  # noqa: RUF001
-    assert "fix 1 alone, likely 18–28 ms; all 3 together 36 ms (14 %)" in cards  # noqa: RUF001
-    assert opened.run(
-        "return [...document.querySelectorAll('#findings .body p')].every((p) => !p.textContent.startsWith('likely'))"
-    )
-    opened.size(1280, 1000)
-
-
 def test_a_link_opens_the_tab_of_its_section(browser: Browser, opened: Browser) -> None:
     browser.run("location.hash = '#kernels'")
     browser.waited("document.querySelector('#kernels')?.offsetParent")
@@ -192,14 +117,6 @@ def test_a_link_opens_the_tab_of_its_section(browser: Browser, opened: Browser) 
     assert browser.run("return document.querySelector('[aria-selected=true]').id") == "tab-memory"
     browser.run("history.back()")
     browser.waited("document.querySelector('[aria-selected=true]').id === 'tab-kernels'")
-
-
-def test_side_files_are_shown(opened: Browser) -> None:
-    opened.show("ranks")
-    devices = text(opened, "#devices")
-    assert re.search(r"1,?410 of 1,?980 MHz", devices), devices
-    assert "hw thermal slowdown 48" in devices and "P2P/CUMEM 14, NET/IB 2" in devices
-    assert re.search(r"311\.7|312", text(opened, "#collectives"))
 
 
 def test_search_counts_slices_and_marks_them(opened: Browser) -> None:
@@ -277,18 +194,6 @@ def test_pictures_have_tooltips_and_tables(opened: Browser) -> None:
         assert opened.run(f"return document.querySelectorAll('#{section} details table tbody tr').length") > 2
 
 
-def test_everything_that_can_be_operated_has_a_name_and_takes_the_focus(opened: Browser) -> None:
-    opened.unfold()
-    nameless = (
-        "const named = (e) => e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length;"
-        "return [...document.querySelectorAll('button, a[href], input, select, canvas, svg, [tabindex]')]"
-        ".filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80))"
-    )
-    assert opened.run(nameless) == []
-    assert opened.run("return [...document.querySelectorAll('canvas')].every((c) => c.tabIndex === 0)")
-    assert opened.run("return document.querySelectorAll('[aria-live]').length") >= 2
-
-
 def test_the_icicle_is_over_lines_or_modules_and_by_other_times(opened: Browser) -> None:
     opened.show("code")
     widths = (
@@ -339,7 +244,7 @@ def test_dark_and_light_follow_the_system_and_the_button(opened: Browser) -> Non
 @pytest.mark.slow
 def test_a_thousand_ranks_and_steps_are_drawn(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(constructed_page(ranks=1024, steps=1000))
+    assert path.write_text(constructed_page(ranks=1024, steps=1000)) < 5_000_000
     browser.console()
     browser.open(path)
     assert browser.run("return document.querySelector('#timeline h2').textContent").startswith("Step 100, 128 ranks")
@@ -420,36 +325,4 @@ def test_consecutive_steps_share_one_timeline(browser: Browser, tmp_path: Path) 
         "const p = document.querySelector('#step-picker'); p.value = 'all'; p.dispatchEvent(new Event('change'))"
     )
     assert browser.waited("document.querySelector('#timeline h2').textContent").startswith("Steps 2 to 5")
-    assert browser.console() == []
-
-
-def test_devices_over_time_show_the_throttled_rank(browser: Browser, tmp_path: Path) -> None:
-    program = [kernel(3000), collective(500), WAIT, SYNC]
-    for trace in simulate(program, program, steps=3).traces:
-        trace.write(tmp_path)
-    for rank in (0, 1):
-        lines: list[dict[str, Any]] = [{"kind": "device", "name": "NVIDIA H200", "max_sm_clock_mhz": 1980}]
-        for second in range(600):
-            slow = rank == 1 and second == 301
-            state = {"sm_clock_mhz": 900 if slow else 1980, "power_w": 400 if slow else 690, "utilization_pct": 98}
-            lines.append({"kind": "state", "time_ns": 10**18 + second * 10**9, "temperature_c": 61, **state})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (tmp_path / f"rank{rank:05d}.telemetry.jsonl").write_text(text)
-    page = tmp_path / "page.html"
-    load(tmp_path, cache=False).to_html(page)
-    browser.requests()
-    browser.open(page)
-    browser.show("ranks")
-    browser.waited("document.querySelectorAll('#devices svg').length === 4")
-    titles = browser.run(
-        "return [...document.querySelectorAll('#devices figure, #devices h3')].map((e) => e.innerText)"
-    )
-    assert [t for t in ("SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C") if t in str(titles)] == [
-        "SM clock, MHz", "Power, W", "Utilisation, %", "Temperature, °C"
-    ]  # fmt: skip
-    heights = """return [...document.querySelectorAll('#devices svg')].map((svg) =>
-        [...svg.querySelectorAll('polyline, path')].map((line) => line.getBBox().height))"""
-    clock, power, *_ = browser.run(heights)
-    for drawn in (clock, power):  # one second of ten minutes, on one rank of two
-        assert max(drawn) > 50 and sorted(drawn)[0] < 1
     assert browser.console() == []

@@ -67,18 +67,6 @@ def test_second_page_is_the_first_to_the_byte(
     assert page("--no-cache") == (first, True)
 
 
-def test_hint_at_the_page_is_the_same_whoever_made_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = []
-    for _ in range(2):
-        assert main(["report", str(folder), "--html", "report.html"]) == 0
-        said.append(capsys.readouterr().out)
-        Path("report.html").unlink()
-    assert said[0] == said[1]
-
-
 def test_calibration_beside_the_run_is_part_of_the_key(folder: Path, page: Callable[..., tuple[str, bool]]) -> None:
     page()
     traces = sorted(map(str, folder.glob("*.json*")))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
-from tests.report.constructed import report as constructed
 from tests.report.pages import light_run
 
 import stepscope
@@ -23,7 +22,6 @@ from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json
-from stepscope.report.pages.health import health_sheet
 from stepscope.report.summary import MAX_ROWS, summary_text
 from stepscope.run.load import Run
 
@@ -94,11 +92,6 @@ def test_every_sample_run_fits_one_screen(sample: Path, tmp_path: Path) -> None:
     assert_fits(stepscope.load(sample).document)
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 1024])
-def test_any_number_of_ranks_fits_one_screen(ranks: int) -> None:
-    assert_fits({**constructed(ranks=ranks, steps=20), "warnings": ["a note"], "code": []})
-
-
 def test_step_logs_alone_show_late_ranks_and_regions() -> None:
     text = assert_fits(light_json(light_run()))
     assert "step logs only" in text and "stepscope record" in text
@@ -109,7 +102,7 @@ def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:
     assert "Rank 63 holds up everyone. Fixing it: " in text
     rows = text[text.index("Ranks, ms per step") :].splitlines()
     assert rows[1].split()[:2] == ["63", "◀"] and rows[1].endswith(" (device)")
-    assert rows[2].split()[0] == "0–62"  # noqa: RUF001
+    assert rows[2].split()[0] == "0-62"
     assert "waiting for rank 63" in text
 
 
@@ -118,19 +111,10 @@ def test_a_delay_has_one_size_next_to_its_saving(late: Json) -> None:
     waits = [r["budget_ms_per_step"]["wait"] for r in late["ranks"] if r["rank"] != 63]
     wait = f"{sum(waits) / len(waits):.2f}"
     assert f"other ranks wait: {wait} ms" in text
-    row = next(line for line in text.splitlines() if line.strip().startswith("0–62"))  # noqa: RUF001
+    row = next(line for line in text.splitlines() if line.strip().startswith("0-62"))
     assert wait in row.split() and "late by" not in text
     without = assert_fits({**late, "findings": [], "findings_combined": []})
     assert f"late by {late['stragglers'][0]['late_ms_per_step']:.2f} ms" in without
-
-
-def test_health_shows_the_waits_of_the_report(late: Json) -> None:
-    (table,) = [one.table for one in health_sheet({**late, "gates": []}).sections if one.id == "ranks"]
-    assert table is not None
-    at = [column["title"] for column in table["columns"]].index("wait")
-    waits = {row[0]: row[at] for row in table["rows"]}
-    for rank in (0, 63):
-        assert waits[rank] == late["ranks"][rank]["budget_ms_per_step"].get("wait", 0.0)
 
 
 def crowded(document: Json) -> Json:
@@ -176,60 +160,13 @@ def test_violations_are_found_when_planted(late: Json) -> None:
     assert "a line above" in next(violations(text + f"   train.py:3  {2 * step_ms:.1f} ms   90 %\n", late))
 
 
-def test_the_three_lines_that_cost_most_are_always_shown(late: Json) -> None:
-    lines = [
-        {
-            "file": "a.py",
-            "line": n,
-            "module": None,
-            "critical_ms": 1.0,
-            "saving_ms": n or None,
-            "trains": True,
-            "pct": 1.0,
-        }
-        for n in range(5)
-    ]
-    text = assert_fits({**late, "costly_lines": lines})
-    assert [line.split() for line in text.splitlines() if "a.py" in line] == [
-        ["a.py:0", "1.00", "ms", "1", "%"],
-        *(f"a.py:{n} 1.00 ms 1 % saves {n}.00".split() for n in (1, 2)),
-    ]
-
-
-def test_headlines_end_with_a_clause(late: Json) -> None:
-    clause = "an explanation of what the step waits for"
-    document = {
-        **late,
-        "findings": [],
-        "findings_combined": [],
-        "verdict": "unclear",
-        "verdict_reason": "; ".join([clause] * 9),
-    }
-    text = " ".join(summary_text(document).split("\n\n")[1].split(" ! ")[0].split())
-    assert "…" not in text and text.lower().endswith(clause)
-
-
 def test_verbose_shows_all_that_the_screen_leaves_out(late: Json) -> None:
     text = summary_text({**late, "warnings": ["first note", "second note"]}, command=["my run"], verbose=True)
     for finding in late["findings"]:
         assert finding["id"] in text and " ".join(finding["remedy"].split()) in " ".join(text.split())
     assert "first note" in text and "second note" in text
     assert "stepscope whatif 'my run' --set straggler=off" in text
-    assert all(f"   {rank} " in text for rank in range(64))
-
-
-def test_waiting_for_a_core_is_part_of_where_the_step_goes(late: Json) -> None:
-    waits = copy.deepcopy(late)
-    waits["step"]["core_wait_ms"] = 0.5 * waits["step"]["profiled_ms"]
-    text = summary_text(waits)
-    assert "has no CPU core" in text and "has no CPU core" not in summary_text(late)
-    assert list(violations(text, waits)) == []
-
-
-def test_uncertain_saving_has_no_lower_bound(late: Json) -> None:
-    finding = {**late["findings"][0], "saving_low_ms": -390.4, "saving_high_ms": 406.4}
-    text = summary_text({**late, "findings": [finding]})
-    assert "(likely 0–4.9)" in text and "likely 0–4.9 ms" in text and "406" not in text and "−390" not in text  # noqa: RUF001
+    assert all(re.search(rf"^ *{rank} ", text, re.MULTILINE) for rank in range(64))
 
 
 def number(text: str) -> float:
@@ -261,31 +198,6 @@ def test_shown_times_add_up(late: Json, step_ms: float) -> None:
         assert number(before) - number(after) == pytest.approx(number(saved), abs=1e-9)
 
 
-def test_an_upper_bound_is_shown_as_one(late: Json) -> None:
-    numbers = {"saving_alone_ms": 4.0, "saving_low_ms": 2.9, "saving_high_ms": 4.0, "saving_pct": 80.0, "at_most": True}
-    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers}]})
-    assert "could save at most 4.00 of " in text and "at most 4.00 ms  likely ≥ 2.9 ms" in text
-    text = summary_text({**late, "findings": [{**late["findings"][0], **numbers, "saving_low_ms": 0.0}]})
-    assert "at most 4.00 ms  maybe nothing" in text
-
-
-@pytest.mark.parametrize(
-    ("module", "shown"), [("14", []), ("0.up", ["*.up"]), ("blocks.3.up", ["blocks.*.up"])], ids=str
-)
-def test_a_line_of_all_layers_names_none_of_them(late: Json, module: str, shown: list[str]) -> None:
-    line = {
-        "file": "a.py",
-        "line": 3,
-        "module": module,
-        "critical_ms": 1.0,
-        "saving_ms": None,
-        "trains": True,
-        "pct": 20.0,
-    }
-    (row,) = [row for row in summary_text({**late, "costly_lines": [line]}).splitlines() if "a.py:3" in row]
-    assert row.split()[5:] == shown
-
-
 def test_no_findings_name_what_was_examined(late: Json) -> None:
     text = assert_fits({**late, "findings": [], "findings_combined": [], "stragglers": []})
     assert (
@@ -310,18 +222,6 @@ def test_colours_are_codes_around_the_same_text(late: Json) -> None:
     coloured = summary_text(late, colour=True)
     assert "\x1b[1m" in coloured
     assert re.sub(r"\x1b\[\d+m", "", coloured) == summary_text(late)
-
-
-def test_names_never_steer_the_terminal(tmp_path: Path) -> None:
-    hostile = "[bold red]x[/bold red] [/foo] \x1b]52;c;aGk=\x07 \u202e"
-    traces = simulate([kernel(2000, name=hostile) for _ in range(3)], steps=3).traces
-    place = tmp_path / "[red]run"
-    place.mkdir()
-    document = document_of(built_run(place, traces))
-    document["findings"] = [{**f, "title": hostile, "remedy": hostile, "cause": hostile} for f in document["findings"]]
-    text = summary_text(document | {"warnings": [hostile], "verdict_reason": hostile}, verbose=True)
-    assert text.startswith("[red]run · ")
-    assert not {"\x1b", "\x07", "\u202e"} & set(text)
 
 
 def test_rank_without_steps_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Kernels find their launch, operator, step and device; what cannot be joined is counted."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from stepscope.errors import TraceError
 from stepscope.run.device_work import MAX_STREAMS
 from stepscope.run.load import unread_lines
 from stepscope.run.rank import Rank
-from stepscope.trace.table import EventKind
 
 
 def step(number: int, start: float, end: float) -> Event:
@@ -72,16 +70,6 @@ def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> No
     )
     assert op_names(rank) == ["inner", "inner", "outer", "outer", None]
     assert rank.joins.without_op == 1
-
-
-def test_work_overlapping_on_one_stream_never_exceeds_the_wall_time(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    events = [kernel(rng.randrange(1000), None, dur=rng.randrange(200)) for _ in range(300)]
-    rank = rank_of(tmp_path, events)
-    busy = rank.work.intervals(EventKind.KERNEL)
-    wall = rank.work.end_ns.max() - rank.work.start_ns.min()
-    assert busy.total_ns <= wall
-    assert rank.work.start_ns.tolist() == sorted(rank.work.start_ns.tolist())
 
 
 def test_more_streams_than_any_job_has_are_one_line_of_error(tmp_path: Path) -> None:

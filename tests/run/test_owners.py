@@ -1,15 +1,12 @@
 """A file of owners is read or refused as a whole; source text is read from the run's own `source/` and nowhere else."""
 
-import gzip
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.contract.run_folder import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER, owners_file
-from stepscope.run.load import load
 from stepscope.run.side_files import Frame, SourceText
 
 
@@ -38,69 +35,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert owners.buckets == (("up.weight",),)
     assert owners.loader == (("data.py:7", 0.5),)
     assert not [line for line in run.warnings if owners_file(0) in line]
-
-
-def thread_with(**changed: Any) -> dict[str, Any]:
-    document = a_rank().owners_document((0, 100))
-    return {"threads": [{**document["threads"][0], **changed}]}
-
-
-HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
-    "another rank": ("rank", {"rank": 7}),
-    "another schema": ("schema", {"schema": 2}),
-    "lines of no kind": ("lines", {"lines": "guessed"}),
-    "frames of another shape": ("frames", {"frames": [[0, 1]]}),
-    "a frame in no file": ("frames", {"frames": [[99, 1, "f", 1], [0, 1, "f", 1]]}),
-    "a stack of no frame": ("stacks", {"stacks": [[0, 99]]}),
-    "a stack without end": ("stacks", {"stacks": [[0] * 100_000]}),
-    "names that are no texts": ("names", {"names": [1]}),
-    "a text of a megabyte": ("modules", {"modules": ["x" * 1_000_000]}),
-    "threads that are no list": ("threads", {"threads": {}}),
-    "a thread of no role": ("threads.role", thread_with(role="boss")),
-    "a name that is none": ("threads.name", thread_with(name=[5])),
-    "a name beyond 64 bits": ("threads.name", thread_with(name=[10**30])),
-    "columns of other lengths": ("threads.depth", thread_with(depth=[0, 1])),
-    "a depth below zero": ("threads.depth", thread_with(depth=[-1])),
-    "a stack out of range": ("threads.stack", thread_with(stack=[2**40])),
-    "a truth value": ("threads.module", thread_with(module=[True])),
-    "a gap out of range": ("threads.0", thread_with(python=[[9, 0, 1]])),
-    "a gap of no shape": ("threads.python", thread_with(python=[[1, 2]])),
-    "a negative gap": ("threads.2", thread_with(python=[[0, 0, -5]])),
-    "buckets of numbers": ("buckets", {"buckets": [[1]]}),
-    "a share above one": ("loader", {"loader": [["data.py:7", 7]]}),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str) -> None:
-    field, change = HOSTILE[what]
-    r = a_rank()
-    r.write_owners(tmp_path, (0, 100), **change)
-    run = built_run(tmp_path, [r])
-    assert run.owners == ()
-    (line,) = [line for line in run.warnings if owners_file(0) in line]
-    assert field in line
-    assert len(line) < 300
-
-
-DAMAGED = {"empty": b"", "no gzip": b"no gzip", "no object": gzip.compress(b"[]"), "cut off": gzip.compress(b"{")[:12]}
-
-
-@pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_file_is_a_warning(tmp_path: Path, what: str) -> None:
-    r = a_rank()
-    (tmp_path / owners_file(0)).write_bytes(DAMAGED[what])
-    run = built_run(tmp_path, [r])
-    assert run.owners == ()
-    assert len([line for line in run.warnings if owners_file(0) in line]) == 1
-
-
-def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
-    a_rank().write(tmp_path)
-    (tmp_path / owners_file(0)).write_bytes(gzip.compress(b" " * (40 << 20)))
-    run = load(tmp_path, cache=False)
-    assert run.owners == ()
-    assert any("unpacked" in line for line in run.warnings)
 
 
 @pytest.fixture

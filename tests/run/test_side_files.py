@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
@@ -125,3 +126,17 @@ def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) ->
     document = report_json(account, diagnose(account))
     assert document["run"]["asked_by"] == why
     assert f"window 1, triggered by: {why}" in " ".join(summary_text(document).split())
+
+
+def test_files_beside_the_traces_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path)
+    monkeypatch.setattr("stepscope.run.side_files._MAX_FOLDER_BYTES", 4000)
+    monkeypatch.setattr("stepscope.run.side_files._MIN_SHARE_BYTES", 1000)
+    for rank in range(2):
+        for what in ("telemetry.jsonl", "memory.jsonl"):
+            (folder / f"rank{rank:05d}.{what}").write_text('{"kind": "state"}\n' * 100)
+    run = load(folder)
+    account = account_of(run)
+    report = report_json(account, diagnose(account))
+    assert [d["num_samples"] for d in report["devices"]] == [1000 // 18, 1000 // 18]
+    assert any("only its first 1.0 kB were read" in w and "; and 1 more" in w for w in run.warnings)

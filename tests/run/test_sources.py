@@ -11,7 +11,7 @@ from tests.analyze.build import RankTrace
 from stepscope.contract.run_folder import trace_file
 from stepscope.errors import InputError
 from stepscope.run.load import load
-from stepscope.run.sources import assign_ranks, find_sources, rank_in_name, runs_in
+from stepscope.run.sources import assign_ranks, find_sources, rank_in_name
 
 
 def names(found: list[str] | str | Path) -> list[str]:
@@ -123,24 +123,12 @@ def test_folder_per_rank(tmp_path: Path, named: str) -> None:
     assert starts(tmp_path) == [(rank, "file name", rank) for rank in (0, 2, 10)]
 
 
-def test_traces_deeper_in_the_folder_of_a_rank(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path / f"rank_{rank}" / "profile" / "step_10" / "host_123.456.pt.trace.json.gz", rank)
-    assert starts(tmp_path) == [(0, "file name", 0), (1, "file name", 1)]
-
-
 def test_glob_and_list_of_rank_folders(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / f"rank_{rank}" / "trace.json", rank)
     expected = [(0, "file name", 0), (1, "file name", 1)]
     assert starts(f"{tmp_path}/rank_*") == expected
     assert starts([tmp_path / "rank_1", tmp_path / "rank_0"]) == expected
-
-
-def test_folders_of_ranks_are_one_run_not_a_set_of_runs(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path / f"rank_{rank}" / "trace.json", rank)
-    assert runs_in(str(tmp_path)) == [tmp_path]
 
 
 def small(rank: int, *, world_size: int = 4, shift: float = 0) -> RankTrace:

@@ -46,25 +46,3 @@ def test_samples_give_the_time_of_lines(tmp_path: Path) -> None:
     logs, _ = readable_step_logs(tmp_path)
     found = time_by_line(sampled_steps(side_files(tmp_path).samples, logs), 50.0)
     assert found == {("train.py", 3): pytest.approx(37.5, rel=0.1), ("train.py", 7): pytest.approx(12.5, rel=0.2)}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"schema": 2},
-        {"rank": 5},
-        {"frames": None},
-        {"stacks": [[7]]},
-        {"stacks": [["a"]]},
-        {"samples": [[0, 0, 0, 9, 0, []]]},
-        {"samples": [[0, 0, 0, 0, 0, [[4, 0, 0]]]]},
-        {"samples": [[10**40, 0, 0, 0, 0, []]]},
-        {"samples": 3},
-        {"threads": 7},
-    ],
-)
-def test_a_file_that_is_not_as_it_is_written_is_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
-    write(tmp_path, document(2, **changed), [50, 50])
-    found = side_files(tmp_path)
-    assert found.samples == ()
-    assert [line for line in found.unread if line.startswith("rank00000.samples.jsonl: left out")]

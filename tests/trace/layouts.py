@@ -40,8 +40,6 @@ class Layout:
     seed: int = field(default=0, compare=False)
 
 
-KINETO = Layout(indent=2, one_key_per_line=False, events_at=99)
-
 layouts = st.builds(
     Layout,
     newline=st.sampled_from(["\n", "\r\n"]),

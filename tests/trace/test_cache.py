@@ -3,11 +3,8 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import wasmtime
 from tests.run.traces import event
@@ -15,12 +12,10 @@ from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.trace import cache, table as schema
+from stepscope.trace import cache
 from stepscope.trace.cache import read_cached
 from stepscope.trace.cache_place import cache_file
-from stepscope.trace.read import read
 from stepscope.trace.scanner.scanner import machine_code_file, module_of
-from stepscope.trace.table import SparseColumn, Trace
 from stepscope.units import digest_of
 
 
@@ -51,25 +46,6 @@ def test_changed_trace_is_read_again(trace_file: Path) -> None:
     assert read_cached(trace_file).from_cache
 
 
-@pytest.mark.slow
-def test_cut_or_damaged_cache_is_no_cache(trace_file: Path) -> None:
-    read_cached(trace_file)
-    path = cache_file(trace_file)
-    sound = path.read_bytes()
-    whole = read(trace_file)
-    for share in range(16):
-        cut = len(sound) * share // 16
-        path.write_bytes(sound[:cut])
-        assert cache._load(path, trace_file, cache._key(trace_file) or {}) is None
-        flipped = bytearray(sound)
-        flipped[cut] ^= 1
-        path.write_bytes(flipped)
-        again = read_cached(trace_file)
-        assert_equal(again, whole)
-    path.write_bytes(sound)
-    assert read_cached(trace_file).from_cache
-
-
 def test_edit_of_the_same_size_with_its_times_restored_is_noticed(tmp_path: Path, trace_file: Path) -> None:
     path = tmp_path / "rank1.json"
     text = json.dumps({"traceEvents": [event("kernel", f"k{i:05}", 10 * i, 5) for i in range(2000)]})
@@ -93,59 +69,6 @@ def test_content_is_part_of_the_key(tmp_path: Path) -> None:
         second = cache._key(path)
         assert first is not None and second is not None
         assert first["content"] != second["content"]
-
-
-def test_pipe_in_place_of_a_cache_is_no_cache(trace_file: Path) -> None:
-    target = cache_file(trace_file)
-    target.parent.mkdir()
-    os.mkfifo(target)
-    assert not read_cached(trace_file).from_cache
-
-
-def _set(name: str, value: int) -> Callable[[Trace], Trace]:
-    def forge(trace: Trace) -> Trace:
-        column = trace[name].copy()
-        column[len(column) // 2] = value
-        return replace(trace, columns=trace.columns | {name: column})
-
-    return forge
-
-
-def _rows(change: Callable[[Any], Any]) -> Callable[[Trace], Trace]:
-    def forge(trace: Trace) -> Trace:
-        arg = trace.args["correlation"]
-        return replace(trace, args=trace.args | {"correlation": SparseColumn(change(arg.rows), arg.values)})
-
-    return forge
-
-
-@pytest.mark.parametrize(
-    "forge",
-    [
-        _set("name", 2**31 - 1),
-        _set("cat", -2),
-        _set("tid", schema.STRING_ID_BASE + 10**9),
-        _set("ts_ns", 2**63 - 1),
-        _set("dur_ns", -5),
-        _rows(lambda rows: rows[::-1].copy()),
-        _rows(lambda rows: rows + 10**6),
-        _rows(lambda rows: rows[:-1].copy()),
-        lambda trace: replace(trace, columns=trace.columns | {"ph": trace["ph"].astype(np.int64)}),
-        lambda trace: replace(trace, strings=trace.strings[:3]),
-        lambda trace: replace(trace, header=[]),
-        lambda trace: replace(trace, quality=replace(trace.quality, malformed="many")),
-    ],
-)
-def test_forged_columns_are_no_cache(trace_file: Path, forge: Callable[[Trace], Trace]) -> None:
-    trace = read(trace_file)
-    key = cache._key(trace_file)
-    target = cache_file(trace_file)
-    target.parent.mkdir()
-    assert key is not None
-    cache._store(target, trace, key)
-    assert read_cached(trace_file).from_cache
-    cache._store(target, forge(trace), key)
-    assert not read_cached(trace_file).from_cache
 
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')

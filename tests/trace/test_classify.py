@@ -83,11 +83,3 @@ def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-TOOL = Path(__file__).parent.parent.parent / "tools" / "write_trace_columns.py"
-
-
-def test_columns_page_is_current() -> None:
-    done = subprocess.run([sys.executable, TOOL, "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -263,19 +263,3 @@ def outcome(path: Path, threads: int) -> Trace | str:
     except StepscopeError as e:
         assert "\n" not in str(e)
         return str(e)
-
-
-@settings(max_examples=100, deadline=None)
-@given(edits=_edits)
-def test_damaged_gzip_gives_a_table_or_our_error(sound: Sound, damaged_file: Path, edits: list[Edit]) -> None:
-    packed = Sound(gzip.compress(sound.data, mtime=0), [], [])
-    damaged_file.write_bytes(damaged(packed, edits, start=0)[0])
-    outcome(damaged_file, 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.binary(max_size=200))
-def test_any_bytes_give_a_table_or_our_error(damaged_file: Path, data: bytes) -> None:
-    for start in (b"", b'{"traceEvents": [', b"["):
-        damaged_file.write_bytes(start + data)
-        outcome(damaged_file, 1)

@@ -15,8 +15,10 @@ from stepscope.analyze.memory import Moments
 from stepscope.analyze.phases import Phase
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import RUN_JSON
+from stepscope.lab.predict.model_memory import Batch, layer_bytes
+from stepscope.lab.predict.model_shape import Precision, Transformer
 from stepscope.records import Row
-from stepscope.whatif.memory import MemoryJob, memory_what_if
+from stepscope.whatif.memory import LAYER_INPUT_SHARES, MemoryJob, memory_what_if
 
 JOB = MemoryJob(
     replicas=4, layers=10, samples=8.0, forward_ns=10e6, backward_ns=20e6, gradient_comm_ns=4e6,
@@ -152,4 +154,11 @@ def test_run_folder_in_python_text_and_json(folder: Path, capsys: pytest.Capture
     assert said["what_ifs"][0]["extra_high_ms"] == pytest.approx(0.05)
     assert said["what_ifs"][1]["peak_high_bytes"] is None
     assert {p["category"]: p["predicted_bytes"] for p in said["predicted"]}["optimizer_state"] == 180 * MB
+    assert {p["category"]: p["measured_bytes"] for p in said["predicted"]}["weights"] == 90 * MB
     assert main(["memory", str(folder), "--no-cache", "--what-if", "magic"]) == 2
+
+
+def test_shares_of_layers_inputs_are_those_of_the_predicted_memory() -> None:
+    model = Transformer(layers=1, d_model=1024, heads=16, vocab=1, mlp_width=4096, fused_qkv=True)
+    shares = [kind.residual_bytes * model.d_model / layer_bytes(model, Batch(1, 1, kind)) for kind in Precision]
+    assert (min(shares), max(shares)) == pytest.approx(LAYER_INPUT_SHARES)

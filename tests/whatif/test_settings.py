@@ -36,13 +36,6 @@ def test_removing_the_cause_gives_its_time_back(late: Account, text: str) -> Non
     assert predicted_us(late, text) == pytest.approx(OWN_US, abs=0.05 * STEP_US)
 
 
-def test_the_interval_holds_the_prediction_and_every_rank_has_one(late: Account) -> None:
-    found = what_if(late, ["straggler=off"]).prediction
-    assert found.low_ns <= found.step_ns <= found.high_ns <= found.baseline_ns
-    assert sorted(found.rank_step_ns) == [0, 1, 2, 3]
-    assert found.changes == ("straggler=off",)
-
-
 def test_a_faster_network_shortens_transfers_alone(tmp_path: Path) -> None:
     account = account_of(late_run(tmp_path, late_us=0))
     assert predicted_us(account) - predicted_us(account, "network=2x") == pytest.approx(150, abs=20)

@@ -74,15 +74,6 @@ def test_collectives_stay_where_only_some_ranks_lose_a_line(tmp_path: Path) -> N
     assert any("its collectives stay" in note for note in answer.notes)
 
 
-def test_a_line_at_half_its_time(tmp_path: Path) -> None:
-    program = [*DEVICE_BOUND, kernel(1000)]
-    run = Analysis(owned_run(tmp_path, program))
-    answer = run.without(scale=[f"train.py:{line_of(12)}=0.5"])
-    assert predicted_us(answer) == pytest.approx(true_us([*DEVICE_BOUND, kernel(500)]), rel=0.03)
-    longer = run.without(scale=[f"train.py:{line_of(12)}=2"])
-    assert predicted_us(longer) == pytest.approx(true_us([*DEVICE_BOUND, kernel(2000)]), rel=0.03)
-
-
 def test_nothing_is_saved_twice(tmp_path: Path) -> None:
     run = Analysis(owned_run(tmp_path, HOST_BOUND))
     once = run.without(f"train.py:{line_of(3)}")
@@ -104,12 +95,6 @@ def test_an_owner_that_is_none_is_a_usage_error(tmp_path: Path, given: str, said
     with pytest.raises(UsageError, match=r"train.py|module") as error:
         run.without(given)
     assert said in str(error.value)
-
-
-def test_ranks_that_are_none_are_a_usage_error(tmp_path: Path) -> None:
-    run = Analysis(owned_run(tmp_path, HOST_BOUND))
-    with pytest.raises(UsageError, match="not all of them were recorded"):
-        run.without("train.py:13", ranks=[5])
 
 
 def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_path: Path) -> None:

@@ -123,21 +123,23 @@ def changed_fields(rng: Random, traces: Sequence[str] = TRACES) -> Iterator[Case
 def field_paths(name: str) -> list[list[Any]]:
     """Return where a value can be set in a trace: each field of the header, and of one event of each kind."""
     document = seed_json(name)
-    header = {key: value for key, value in document.items() if key != "traceEvents"}
-    paths = [*([key] for key in _HEADER_KEYS), *islice(_paths(header), 200)]
+    is_array = isinstance(document, list)  # a trace may be its events alone
+    events, place = (document, []) if is_array else (document["traceEvents"], ["traceEvents"])
+    header = {} if is_array else {key: value for key, value in document.items() if key != "traceEvents"}
+    paths: list[list[Any]] = [] if is_array else [*([key] for key in _HEADER_KEYS), *islice(_paths(header), 200)]
     kinds: dict[Any, int] = {}
-    for number, event in enumerate(document["traceEvents"]):
+    for number, event in enumerate(events):
         if isinstance(event, dict):
             args = event.get("args")
             keys = tuple(sorted(args)) if isinstance(args, dict) else ()
             kinds.setdefault((event.get("ph"), event.get("cat"), keys), number)
     known = [key for column in ARGS for key in column.keys] + list(_MEMORY_KEYS)
     for number in islice(kinds.values(), _MAX_KINDS):
-        args = document["traceEvents"][number].get("args")
+        args = events[number].get("args")
         wanted = {*known, *args} if isinstance(args, dict) else set()
-        paths += [["traceEvents", number, key] for key in _EVENT_KEYS]
-        paths += [["traceEvents", number, "args", key] for key in sorted(wanted)]
-        paths.append(["traceEvents", number])
+        paths += [[*place, number, key] for key in _EVENT_KEYS]
+        paths += [[*place, number, "args", key] for key in sorted(wanted)]
+        paths.append([*place, number])
     return paths
 
 

@@ -165,9 +165,10 @@ def _started(case: Case, folder: Path) -> dict[str, Any]:
             words = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *words]
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         child = subprocess.Popen.__new__(subprocess.Popen)
-        _START(child, words, cwd=folder / "work", env=environ, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+        _START(child, words, cwd=folder / "work", env=environ, preexec_fn=_limit_cpu, **streams)
         try:
-            code = child.wait(MAX_SECONDS * 2)  # the start takes its time where others work
+            code = child.wait(MAX_SECONDS * (_PATIENCE - 1))  # others may need the machine as well
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -183,6 +184,10 @@ def _started(case: Case, folder: Path) -> dict[str, Any]:
 
 
 _START = subprocess.Popen.__init__
+
+
+def _limit_cpu() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
 
 
 def _reset_peak() -> None:

@@ -39,7 +39,6 @@ from stepscope.analyze.links import with_links
 from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import serving_of
-from stepscope.analyze.pipeline import pipeline_view
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.steadiness import device_states, device_warnings, log_series
 from stepscope.analyze.stragglers import common_steps, find_stragglers, late_ranks, training_stragglers
@@ -49,10 +48,9 @@ from stepscope.errors import DEBUG, InputError, StepscopeError, UsageError, debu
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run, each_rank
-from stepscope.run.rank import rank_ranges
 from stepscope.stats.robust import MIN_SAMPLES, quantiles, slow_start
-from stepscope.trace.table import Int64s
-from stepscope.units import NS_PER_MS, NS_PER_S, ns_of_ms, printable
+from stepscope.trace.table import EventKind, Int64s
+from stepscope.units import NS_PER_MS, NS_PER_S, ns_of_ms, printable, rank_ranges
 
 if TYPE_CHECKING:
     from stepscope.analyze.owner_costs import CodeCosts, Floats, OwnerSums, Path
@@ -206,6 +204,8 @@ class Account(ArrayRecord):
     @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
+        if not self.run.owners and not any((rank.kinds == EventKind.PYTHON).any() for rank in self.run.ranks):
+            return _no_ranks(self)
         from stepscope.analyze.match_owners import ownership_of
 
         return ownership_of(self.run)
@@ -340,9 +340,11 @@ class Account(ArrayRecord):
         the time of the training threads by their samples (`lines_are_sampled`).
         """
         if self.lines_are_sampled:
+            if not self.sampled or self.step is None:
+                return {}
             from stepscope.analyze.thread_time import time_by_line
 
-            return time_by_line(self.sampled, self.step.step_ns) if self.step else {}
+            return time_by_line(self.sampled, self.step.step_ns)
         from stepscope.analyze.replay.removal import critical_lines
 
         return critical_lines(self.ownership, self.critical_work)
@@ -523,11 +525,19 @@ def _warnings(
 # Everything that depends on how the job is parallel: one view per dimension that it has.
 
 
+def _pipeline_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> Row | None:
+    if not strategy.has("pp"):
+        return None
+    from stepscope.analyze.pipeline import pipeline_view
+
+    return pipeline_view(shared, strategy, accounts)
+
+
 _VIEWS: dict[str, Callable[..., Row | None]] = {
     "buckets": bucket_view,
     "sharding": sharding_view,
     "tensor_parallel": tensor_parallel_view,
-    "pipeline": pipeline_view,
+    "pipeline": _pipeline_view,
     "experts": experts_view,
     "context_parallel": context_parallel_view,
 }

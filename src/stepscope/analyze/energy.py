@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.records import Row
-from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import FAR_LONGER, median, slow_start
-from stepscope.units import NS_PER_S, ms
+from stepscope.units import NS_PER_S, ms, rank_ranges
 
 if TYPE_CHECKING:
     from stepscope.analyze.budget import RankBudget

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.contract.lateness import DEFAULT_WINDOW_STEPS, LateRank, lateness, own_times
+from stepscope.analyze.log_stragglers import known_lateness
+from stepscope.contract.lateness import DEFAULT_WINDOW_STEPS, LateRank
 from stepscope.contract.live import (
     REGRESSION,
     Key,
@@ -19,11 +20,11 @@ from stepscope.contract.live import (
     regression_state,
     straggler_states,
 )
-from stepscope.contract.step_line import counts, times_of_lines
+from stepscope.contract.step_line import counts
 from stepscope.cost.chips import look_up, mfu_peak
-from stepscope.records import Row, dataclass
+from stepscope.records import Row
 from stepscope.run.running import Line, Running, RunningRank
-from stepscope.run.side_files import number
+from stepscope.run.side_files import number, step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
 
@@ -33,21 +34,13 @@ _SHOWN_STEPS = 50
 _SETTLED_STEPS = 10
 
 
-@dataclass(frozen=True)
-class GivenNumbers:
-    """What the job's files may not say."""
-
-    flops_per_step: float | None = None
-    peak_tflops: float | None = None
-
-
-def picture_of(running: Running, given: GivenNumbers | None = None) -> Row:
-    """Return the state of the job."""
+def picture_of(running: Running, *, flops_per_step: float | None = None, peak_tflops: float | None = None) -> Row:
+    """Return the state of the job; the numbers override those in its files."""
     late = {one.rank: one for one in _lateness(running.ranks)}
     ranks = tuple(_rank_now(rank, late.get(rank.rank)) for rank in running.ranks)
     ended = [rank.step for rank in ranks if rank.step is not None]
     pace = _median([p for rank in running.ranks if (p := _pace(rank.lines)) is not None])
-    mfu, reason = _mfu(running, pace, given or GivenNumbers())
+    mfu, reason = _mfu(running, pace, flops_per_step, peak_tflops)
     tokens = number(running.description.get("tokens_per_step"))
     step_ns = _median([rank.step_ns for rank in ranks if rank.step_ns is not None])
     first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if counts(line)]
@@ -113,18 +106,19 @@ def _pace(lines: Sequence[Line]) -> float | None:
 def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     if len(ranks) < 2 or not all(rank.lines for rank in ranks):
         return []
-    known = own_times({rank.rank: times_of_lines(rank.lines) for rank in ranks}, window_steps=_WINDOW_STEPS)
-    return [] if known is None else lateness(known[1])
+    return known_lateness([step_log_of(rank.lines, rank=rank.rank) for rank in ranks], window_steps=_WINDOW_STEPS)
 
 
-def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
+def _mfu(
+    running: Running, pace: float | None, flops_per_step: float | None, peak_tflops: float | None
+) -> tuple[float | None, str | None]:
     counted = [rank.flops for rank in running.ranks if rank.flops is not None]
-    flops = given.flops_per_step or number(running.description.get("flops_per_step"))
+    flops = flops_per_step or number(running.description.get("flops_per_step"))
     if not flops:
         flops = sum(counted) if len(counted) == len(running.ranks) else None
     if flops is None:
         return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
-    peak = _peak_flops_per_s(running, given)
+    peak = _peak_flops_per_s(running, peak_tflops)
     if peak is None:
         return None, "the peak of this device is not known; give --peak-tflops"
     if pace is None:
@@ -133,9 +127,9 @@ def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[flo
     return (mfu, None) if math.isfinite(mfu) else (None, "these FLOPs and this peak give no valid MFU")
 
 
-def _peak_flops_per_s(running: Running, given: GivenNumbers) -> float | None:
-    if given.peak_tflops:
-        return given.peak_tflops * 1e12
+def _peak_flops_per_s(running: Running, peak_tflops: float | None) -> float | None:
+    if peak_tflops:
+        return peak_tflops * 1e12
     device: Any = running.description.get("device") or running.facts.get("device")
     name = device.get("name") if isinstance(device, dict) else None
     chip = look_up(name).chip if isinstance(name, str) else None

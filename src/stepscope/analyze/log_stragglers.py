@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.training_step import OUTSIDE, TrainingStep, training_step
 from stepscope.contract.lateness import (
     DEFAULT_SLOWDOWN,
     DEFAULT_WINDOW_STEPS,
@@ -22,9 +23,9 @@ from stepscope.contract.lateness import (
     lateness,
     own_times,
 )
-from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FIRST_STEPS, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.run.side_files import CollectiveTimes, StepLog
-from stepscope.stats.robust import median, slow_start
+from stepscope.stats.robust import median
 
 Floats = npt.NDArray[np.float64]
 Times = Mapping[int, CollectiveTimes]
@@ -32,6 +33,8 @@ Times = Mapping[int, CollectiveTimes]
 HOST_WAIT, DEVICE_WAIT = "regions.gradient_sync.ns", "collectives.device_ns"
 _MAX_WAIT_NS = 2.0**63
 ALL_STEPS = 1 << 40
+# what recurs is known by its region: no difference between equal ranks is mistaken for it
+_RECURRING_SLOWDOWN = 1.05
 
 
 def late_ranks(
@@ -42,7 +45,34 @@ def late_ranks(
     slowdown: float = DEFAULT_SLOWDOWN,
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
-    return late_of(log_lateness(logs, times, window_steps=window_steps, slowdown=slowdown))
+    return late_of(known_lateness(logs, times, window_steps=window_steps, slowdown=slowdown))
+
+
+def known_lateness(
+    logs: Sequence[StepLog],
+    times: Times | None = None,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    slowdown: float = DEFAULT_SLOWDOWN,
+) -> list[LateRank]:
+    """Return how late each rank is, by rank: by its own times, or by what recurs in some of its steps."""
+    judged = {one.rank: one for one in log_lateness(logs, times, window_steps=window_steps, slowdown=slowdown)}
+    recurs = {one.rank: one for one in recurring_lateness(logs, training_step(logs)) if one.is_late}
+    found = {rank: judged.get(rank) or recurs[rank] for rank in sorted(judged.keys() | recurs.keys())}
+    return [one if one.is_late else recurs.get(rank, one) for rank, one in found.items()]
+
+
+def recurring_lateness(logs: Sequence[StepLog], training: TrainingStep | None) -> list[LateRank]:
+    """Return how late each rank is by what recurs in some steps, and the others wait for.
+
+    Time outside every region may be such a wait, unless waits are known.
+    """
+    if training is None or len(training.recurring.ranks) < 2:
+        return []
+    r, waits_known = training.recurring, has_waits(logs, HOST_WAIT)
+    counts = [waits_known or cause != OUTSIDE for cause in r.causes]
+    own = training.ordinary_ns + r.scale * r.excess_ns[counts].sum(axis=0)
+    return lateness(dict(zip(r.ranks, own.tolist(), strict=True)), slowdown=_RECURRING_SLOWDOWN)
 
 
 def log_lateness(
@@ -52,7 +82,7 @@ def log_lateness(
     window_steps: int = DEFAULT_WINDOW_STEPS,
     slowdown: float = DEFAULT_SLOWDOWN,
 ) -> list[LateRank]:
-    """Return how late each rank is, by rank; empty where own times are unknown."""
+    """Return how late each rank is by its own times, by rank; empty where they are unknown."""
     if times and not has_waits(logs, HOST_WAIT):
         by_collectives = _own_by_collectives(logs, times, window_steps)
         if by_collectives is not None:
@@ -62,9 +92,9 @@ def log_lateness(
 
 
 def step_times(log: StepLog) -> StepTimes:
-    """Return the columns of a log that own times need; steps of the warm-up do not count."""
+    """Return the columns of a log that own times need; the first ones of a process do not count."""
     host, device = (np.where(np.abs(x) < _MAX_WAIT_NS, x, np.nan) for x in map(log.column, (HOST_WAIT, DEVICE_WAIT)))
-    counts = log.unprofiled & (np.arange(len(log)) >= slow_start(log.dur_ns))
+    counts = log.unprofiled & (log.step >= FIRST_STEPS)
     return StepTimes(log.step.tolist(), log.dur_ns.tolist(), host.tolist(), device.tolist(), counts.tolist())
 
 

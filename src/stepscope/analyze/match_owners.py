@@ -530,8 +530,13 @@ def _paired(ids: Ids, one: Int64s, other: Int64s, common: Callable[[int, int], i
     return found[at.reshape(-1)]
 
 
-# stacks and times
-Gap = tuple[list[int], list[int]]
+Floats = npt.NDArray[np.float64]
+# stacks, their times, and the begins and ends of calls in them
+Gap = tuple[list[int], list[int], list[int]]
+
+# a call or its end takes at least as long by itself
+_PLAIN_CALL_NS = 25
+_HALVINGS = 40
 
 
 def _gap_shares(rank: Rank, found: OperatorMatch, threads: list[LinkedThread]) -> GapShares:
@@ -553,12 +558,41 @@ def _gap_shares(rank: Rank, found: OperatorMatch, threads: list[LinkedThread]) -
         if tail[0] and known.thread.role == TRAINING:
             last = len(entries)
             entries.append(tail)
-    sizes = np.array([len(stacks) for stacks, _ in entries], np.int64)
-    stack = np.array([s for stacks, _ in entries for s in stacks], np.int32)
-    took = np.array([t for _, times in entries for t in times], np.float64)
+    sizes = np.array([len(stacks) for stacks, *_ in entries], np.int64)
+    stack = np.array([s for stacks, *_ in entries for s in stacks], np.int32)
+    took = np.array([t for _, times, _ in entries for t in times], np.float64)
+    calls = np.array([n for *_, counts in entries for n in counts], np.float64)
     first = np.concatenate(([0], np.cumsum(sizes)))
+    took = _unwatched(took, calls, np.repeat(np.arange(len(sizes)), sizes), found.calls, gap_of_call)
     total = np.add.reduceat(took, first[:-1]) if len(sizes) else took
     return GapShares(gap_of_call, first, stack, took / np.maximum(np.repeat(total, sizes), 1), last)
+
+
+def _unwatched(took: Floats, calls: Floats, gap: Int64s, recorded: HostCalls, gap_of_call: Int64s) -> Floats:
+    """Return the times in gaps without what watching their calls cost: so much per call that a gap is as in the trace.
+
+    A line that makes thousands of small calls would have most of its gap, whatever else ran there.
+    """
+    last_ns = recorded.start_ns.copy()  # the end of what ran before each call, or the begin of what is around it
+    for thread in distinct(recorded.thread).tolist():
+        mine = np.flatnonzero(recorded.thread == thread)
+        ends, start = np.sort(recorded.end_ns[mine]), recorded.start_ns[mine]
+        ended = np.append(ends, start[:1])[np.searchsorted(ends, start, side="right") - 1]
+        last_ns[mine] = np.maximum(ended, np.append(start[:1], start[:-1]))
+    known, size = gap_of_call >= 0, int(max(gap.max(initial=-1), gap_of_call.max(initial=-1))) + 1
+    times = np.bincount(gap_of_call[known], minlength=size)
+    plain = np.bincount(gap_of_call[known], (recorded.start_ns - last_ns)[known], minlength=size) / np.maximum(times, 1)
+    plain[times == 0] = np.inf  # not in the trace: nothing is known
+
+    def left(each: Floats) -> Floats:
+        return np.minimum(took, np.maximum(took - each[gap] * calls, _PLAIN_CALL_NS * calls))
+
+    low, high = np.zeros(size), np.full(size, float(took.max(initial=0)))
+    for _ in range(_HALVINGS):
+        each = (low + high) / 2
+        is_less = np.bincount(gap, left(each), minlength=size) < plain
+        low, high = np.where(is_less, low, each), np.where(is_less, each, high)
+    return left(low)
 
 
 def _gaps_of(known: LinkedThread) -> tuple[dict[int, Gap], Gap, Gap]:
@@ -568,15 +602,16 @@ def _gaps_of(known: LinkedThread) -> tuple[dict[int, Gap], Gap, Gap]:
     thread = known.thread
     place = np.searchsorted(known.at, thread.gap_before)  # the next one represents a mark of a step
     gaps: dict[int, Gap] = {}
-    tail: Gap = ([], [])
-    for position, stack, took in zip(place.tolist(), thread.gap_stack.tolist(), thread.gap_ns.tolist(), strict=True):
+    tail: Gap = ([], [], [])
+    columns = (thread.gap_stack, thread.gap_ns, thread.gap_calls)
+    for position, stack, took, calls in zip(place.tolist(), *(x.tolist() for x in columns), strict=True):
         if stack < 0 or took <= 0:
             continue
-        stacks, times = gaps.setdefault(position, ([], [])) if position < len(known) else tail
-        stacks.append(stack)
-        times.append(took)
-    head = gaps.get(0, ([], []))
-    return gaps, ([*tail[0], *head[0]], [*tail[1], *head[1]]), tail
+        entry = gaps.setdefault(position, ([], [], [])) if position < len(known) else tail
+        for column, value in zip(entry, (stack, took, calls), strict=True):
+            column.append(value)
+    head = gaps.get(0, ([], [], []))
+    return gaps, (tail[0] + head[0], tail[1] + head[1], tail[2] + head[2]), tail
 
 
 def work_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: HostTime) -> OwnedWork:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -720,3 +721,53 @@ def _reasons(events: MemoryEvents | None, log: StepLog | None, older: FromBefore
         )
         if applies
     }
+
+
+# What do weights, gradients and optimizer state take by the formulas, for the model that the job described?
+#
+#     weights            parameters of this rank x bytes of each
+#     gradients          as the weights that are trained
+#     optimizer state    Adam and AdamW two values per trained weight, in the weight's type
+#
+# The model's shape is not recorded, so activations are not among them: `stepscope predict memory` takes it.
+
+# values per weight by the class of the optimizer; others may keep anything (SGD a momentum or nothing)
+_MOMENTS = {"Adam": 2, "AdamW": 2}
+_NO_MODEL = "the run's description does not give the model's parameters"
+_NO_SHAPE = "it takes the model's shape, which is not recorded: stepscope predict memory"
+
+
+def predicted_states(description: Mapping[str, Any], moments: Moments | None) -> tuple[Row, ...]:
+    """Return predicted next to measured memory; empty if neither is known."""
+    weights = _share_of_weights(description, "local_parameters")
+    trained = _share_of_weights(description, "trainable_parameters")
+    whole = _share_of_weights(description, "parameters")
+    gradients = weights * trained // whole if weights and trained is not None and whole else None
+    name = description.get("optimizer")
+    kept = _MOMENTS.get(name) if isinstance(name, str) else None
+    state = gradients * kept if gradients is not None and kept else None
+    why_state = _NO_MODEL if gradients is None else "what its optimizer keeps per weight is not known"
+    rows = (
+        ("weights", weights, _NO_MODEL),
+        ("gradients", gradients, _NO_MODEL),
+        ("optimizer_state", state, why_state),
+        ("activations", None, _NO_SHAPE),
+        ("temporary", None, _NO_SHAPE),
+    )
+    found = tuple(
+        Row(
+            category=category,
+            predicted_bytes=size,
+            measured_bytes=moments.most(category) if moments else None,
+            reason=None if size is not None else why,
+        )
+        for category, size, why in rows
+    )
+    return found if any(row.predicted_bytes is not None or row.measured_bytes for row in found) else ()
+
+
+def _share_of_weights(description: Mapping[str, Any], of: str) -> int | None:
+    model = description.get("model")
+    said = [model.get(name) for name in ("bytes", of, "parameters")] if isinstance(model, dict) else []
+    numbers = [n for n in said if type(n) is int and n >= 0]
+    return numbers[0] * numbers[1] // numbers[2] if len(numbers) == 3 and numbers[2] else None

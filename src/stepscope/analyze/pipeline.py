@@ -20,6 +20,7 @@ from stepscope.analyze.collective_costs import RankAccount, host_compute, over_r
 from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy, taking_part
 from stepscope.analyze.phases import Passes, Phase, marks_of, step_periods, work_phases
 from stepscope.contract.collectives import OP_CODE
+from stepscope.cost.alpha_beta import DEFAULT_LATENCY_NS
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun, sharing_ranks
@@ -357,14 +358,36 @@ def _receives(rank: Rank, rows: Int64s) -> int:
 
 def microbatch_saving_ns(view: Row, number: float, *, step_ns: float) -> float:
     """Return what the step saves with `number` micro-batches of the same total work: of the bubble only the schedule's
-    part, in which stages fill and drain, shrinks; waiting for an uneven stage and latency stay. A device that several
-    stages share has work of the others meanwhile: it counts as one stage.
+    part, in which stages fill and drain, shrinks; waiting for an uneven stage stays, and what each message takes
+    beyond its bytes is paid for every further one, so it may be below 0. A device that several stages share has work
+    of the others meanwhile: it counts as one stage.
     """
     if not view.microbatches or not view.ranks:
         return 0.0
     work = sum(r.forward_ns + r.backward_ns + r.gaps_ns for r in view.ranks) / len(view.ranks)
     filling_ns = (view.devices - 1) / (view.chunks or 1) * work * view.stages / view.devices / view.microbatches
-    return float(min(filling_ns, view.bubble_pct / 100 * step_ns) * (1 - view.microbatches / number))
+    per_message_ns = sum(r.per_message_ns for r in view.ranks) / len(view.ranks)
+    saved_ns = min(filling_ns, view.bubble_pct / 100 * step_ns) * (1 - view.microbatches / number)
+    return float(saved_ns - per_message_ns * (number / view.microbatches - 1))
+
+
+def _fixed_share(rank: Rank, rows: Int64s, wait_ns: Int64s) -> float:
+    """Return the share of the messages' own time that does not shrink with their bytes.
+
+    On a device that is the latency of a call. On the host, where sizes are rarely recorded, a message is the work of
+    threads that wake each other: only what bytes take at the fastest message's bandwidth is not fixed.
+    """
+    c = rank.collectives
+    own, sizes = (c.end_ns - c.start_ns)[rows] - wait_ns, c.full_bytes[rows]
+    own, sizes = own[wait_ns >= 0], sizes[wait_ns >= 0]
+    if rank.has_device:
+        each = np.diff(np.stack([c.start_ns[rows], c.end_ns[rows]]), axis=0)
+        return float(np.minimum(DEFAULT_LATENCY_NS, each / 2).sum() / max(each.sum(), 1))
+    known = (sizes > 0) & (own > 0)
+    if not known.any():
+        return 1.0
+    least_ns_per_byte = float((own[known] / sizes[known]).min())
+    return max(0.0, 1 - least_ns_per_byte * float(sizes[known].sum()) / float(own[known].sum()))
 
 
 def pipeline_actions(
@@ -456,6 +479,7 @@ def _rank_pipeline(
     compute = union_of(account.compute, account.memory) if account.memory is not None else account.compute
     busy = intersect(union_of(compute, union(c.start_ns[others], c.end_ns[others])), window)
     messages = subtract(intersect(union(start, end), window), busy)
+    fixed = _fixed_share(rank, rows, wait)
     forward, backward = (intersect(x, window).total_ns for x in _passes_work(rank, strategy, index, account))
     waited = intersect(messages, waits).total_ns
     nothing = subtract(window, union_of(busy, messages))
@@ -468,6 +492,8 @@ def _rank_pipeline(
         "backward": backward,
         "other": busy.total_ns - forward - backward,  # optimizer, copies, and communication other than between stages
         "transfer": messages.total_ns - waited,  # exposed, between stages
+        # of it: what messages take whatever their size
+        "per_message": (messages.total_ns - waited) * fixed,
         "wait": waited,  # exposed, in sends and receives; all of their exposed time where they could not be matched
         "gaps": gaps,  # nothing runs, but a micro-batch is under way
         "idle": idle,  # nothing runs, between micro-batches

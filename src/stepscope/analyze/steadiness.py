@@ -15,7 +15,6 @@ from stepscope.analyze.phases import NO_STEP, step_periods
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION, LOADER_START
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.load import Run
-from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import (
     Trend,
@@ -29,7 +28,7 @@ from stepscope.stats.robust import (
     trend,
 )
 from stepscope.trace.table import Int64s
-from stepscope.units import NS_PER_S, readable_bytes
+from stepscope.units import NS_PER_S, rank_ranges, readable_bytes
 
 # a drift is one where chance alone gives as much in fewer than one series of a hundred
 SIGNIFICANT = 0.01

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.collective_costs import host_compute, own_ns, own_time_of
+from stepscope.analyze.collective_costs import own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness
-from stepscope.analyze.phases import Passes, Phase
+from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness, recurring_lateness
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.lateness import (
     DEFAULT_SCORE,
@@ -26,7 +25,7 @@ from stepscope.contract.lateness import (
     late_ranks as late_of,
     lateness,
 )
-from stepscope.intervals import Intervals, clip, covered_ns, subtract, union, union_of
+from stepscope.intervals import Intervals, covered_ns, union, union_of
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
@@ -133,39 +132,6 @@ def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
     """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
     recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
     return np.sort(reduce(common, recorded)) if recorded else np.empty(0, np.int64)
-
-
-# How long does a rank compute in each phase of a step: its device, or the host where there is none?
-
-
-def phase_compute_ns(rank: Rank, found: Passes) -> dict[Phase, float] | None:
-    """Return the mean per recorded step of the time with compute of each phase, None where phases are unknown.
-
-    A kernel belongs to the phase in which the host launched it. Communication is no compute.
-    """
-    if not found.known or not len(rank.steps) or not len(found.backward):
-        return None
-    spans = _device_spans(rank, found) if rank.has_device else _host_spans(rank, found)
-    return {phase: span.total_ns / len(rank.steps) for phase, span in spans.items()}
-
-
-def _device_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
-    work, trace = rank.work, rank.trace
-    mine = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0) & (work.launch_row >= 0))
-    launch = work.launch_row[mine]
-    phase = found.at(trace["ts_ns"][launch], trace["tid"][launch])
-    return {p: union(work.start_ns[mine[phase == p]], work.end_ns[mine[phase == p]]) for p in Phase}
-
-
-def _host_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
-    computed = clip(host_compute(rank), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
-    outside = subtract(computed, found.backward)
-    between = subtract(outside, found.optimizer)
-    phase = found.at(between.start, np.full(len(between), -1, np.int64))
-    spans = {p: union(between.start[phase == p], between.end[phase == p]) for p in Phase}
-    spans[Phase.BACKWARD] = subtract(computed, outside)
-    spans[Phase.OPTIMIZER] = subtract(outside, between)
-    return spans
 
 
 _SAME_OPERATORS = 0.02
@@ -402,8 +368,6 @@ def _product(text: str) -> float:
 
 # of the lateness: own times by the log that are longer by more hold waits
 _HIDDEN_WAIT = 0.5
-# what recurs is known by its region: no difference between equal ranks is mistaken for it
-_RECURRING_SLOWDOWN = 1.05
 
 
 def training_stragglers(
@@ -411,7 +375,7 @@ def training_stragglers(
 ) -> Row:
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
-    recurring = _recurring_late(training)
+    recurring = _recurring_late(logs, training)
     found, notes = [], []
     late_ns: dict[int, float] = {}
     for s in traced:
@@ -499,14 +463,10 @@ def _cleared(s: Row, log: LateRank) -> str:
     )
 
 
-def _recurring_late(training: TrainingStep | None) -> dict[int, Row]:
+def _recurring_late(logs: Sequence[StepLog], training: TrainingStep | None) -> dict[int, Row]:
     """Return the ranks in which something recurs that the others wait for."""
-    if training is None or len(training.recurring.ranks) < 2:
-        return {}
-    r = training.recurring
-    own = training.ordinary_ns + r.scale * r.excess_ns.sum(axis=0)
-    judged = lateness(dict(zip(r.ranks, own.tolist(), strict=True)), slowdown=_RECURRING_SLOWDOWN)
-    return {one.rank: _recurring_straggler(r, one) for one in judged if one.is_late}
+    late = late_of(recurring_lateness(logs, training))
+    return {one.rank: _recurring_straggler(training.recurring, one) for one in late} if training is not None else {}
 
 
 def _recurring_straggler(r: Recurring, late: LateRank) -> Row:

@@ -7,22 +7,18 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.cli.arguments import add_force
-from stepscope.cli.outputs import check_outputs, terminal, write_json
+from stepscope.cli.outputs import check_outputs, show
 from stepscope.errors import StepscopeError
 from stepscope.records import dataclass
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from stepscope.report.sheet import Section, Sheet, table_of
 
 _PACKAGES = (  # package, needed for the analysis, what it is for
     ("numpy", True, "tables"),
     ("wasmtime", True, "runs the trace scanner"),
     ("zlib-ng", True, "reads .json.gz"),
     ("zstandard", True, "reads .json.zst"),
-    ("rich", True, "terminal output"),
     ("torch", False, "record, demo, bench"),
     ("duckdb", False, "sql (extra: sql)"),
     ("pyarrow", False, "Parquet and Arrow export (extra: sql)"),
@@ -63,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if everything that the analysis needs works, else 2."""
     check_outputs(args.json, force=args.force)
     found = checks()
-    write_json(args.json, [asdict(check) for check in found], force=args.force)
-    if args.json != "-":
-        print_checks_table(found, terminal())
+    show(args, [asdict(check) for check in found], lambda: _checks_sheet(found))
     return 0 if all(check.works for check in found if check.needed) else 2
 
 
@@ -106,17 +100,14 @@ def _reader() -> Check:
         return Check("trace reader", False, True, str(error), "reads traces")
 
 
-def print_checks_table(found: list[Check], out: "Console") -> None:
-    """Print a row per check."""
-    from stepscope.report.terminal import plain_table, print_fitting
-
-    table = plain_table(out, "what", "works", "found", "for")
-    for column in table.columns[2:]:
-        column.justify = "left"
-    table.columns[2].no_wrap = False  # a long path continues in the next line
-    table.columns[2].overflow = "fold"
-    table.columns[0].no_wrap = True
-    for check in found:
-        works = "yes" if check.works else "NO" if check.needed else "no"
-        table.add_row(check.what, works, check.found, check.purpose)
-    print_fitting(table, out, least_needed=("for",))
+def _checks_sheet(found: list[Check]) -> Sheet:
+    table = table_of(
+        found,
+        ("what", "text", lambda check: check.what),
+        ("works", "text", lambda check: "yes" if check.works else "NO" if check.needed else "no"),
+        ("found", "text", lambda check: check.found),
+        ("for", "text", lambda check: check.purpose),
+    )
+    works = all(check.works for check in found if check.needed)
+    said = "the analysis works here" if works else "the analysis does not work here"
+    return Sheet("Installation", (said,), (), (Section("checks", "Checks", table=table, most=len(found)),))

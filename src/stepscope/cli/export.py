@@ -8,7 +8,6 @@ examples:
   stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
   stepscope export run-folder/ --pprof run.pb.gz                    then: pprof -http=: run.pb.gz
   stepscope export run-folder/ --speedscope run.speedscope.json     open in speedscope.app
-  stepscope export run-folder/ --mlflow my-experiment               curves and the report, to a tracking server
 
 Without filters a run of more than a million slices is thinned, with a note on what was left out. Times in tables are
 nanoseconds; docs/tables.md has every column.
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from stepscope.run.load import Run
     from stepscope.tables.catalog import RunTables
 
-_SENT = ("wandb", "mlflow")
 _PROFILES = ("pprof", "speedscope")
 
 
@@ -60,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensorboard": ("DIR", "each rank's trace and curves over steps, for TensorBoard"),
         "--pprof": ("FILE", "source lines and modules by device, host and critical-path time, for pprof"),
         "--speedscope": ("FILE", "the same for speedscope.app, as JSON"),
-        "--wandb": ("PROJECT", "send curves and report to W&B, where it is installed"),
-        "--mlflow": ("EXPERIMENT", "send curves and report to MLflow, where it is installed"),
     }
     add_options(parser, outputs)
     parser.add_argument(
@@ -124,7 +120,6 @@ def run(args: argparse.Namespace) -> int:
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
     written += [_write_profile(tables.account, args, kind) for kind in _PROFILES if getattr(args, kind)]
-    written += [send_run(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
@@ -137,10 +132,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
-    from stepscope.record.sinks import tracking_module
     from stepscope.tables.table import pyarrow_module
 
-    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_PROFILES, *_SENT)):
+    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_PROFILES)):
         raise UsageError(
             "nothing to write; give --perfetto, --pprof or --speedscope FILE, or --csv, --parquet or --tensorboard DIR"
         )
@@ -152,8 +146,6 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
     check_outputs(args.perfetto, args.pprof, args.speedscope, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
-    for kind in filter(partial(getattr, args), _SENT):
-        tracking_module(kind)
     for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):
         refuse_used_folder(folder, force=args.force)
 
@@ -250,36 +242,3 @@ def _write_folder(
                 progress(i, count)
             size += write_pieces(folder / name, pieces, force=args.force)
     return {"what": what, "path": path, "size_bytes": size, "files": count}
-
-
-def send_run(account: "Account", kind: str, name: str) -> dict[str, Any]:
-    """Return what was sent to W&B or MLflow: the curves that TensorBoard gets, in order, then the report."""
-    import tempfile
-
-    from stepscope.diagnose.findings import diagnose
-    from stepscope.record.sinks import sink_from
-    from stepscope.report.html.page import render_html
-    from stepscope.report.tensorboard import scalars_of
-
-    by_step: dict[int, dict[str, float]] = {}
-    for scalar in scalars_of(account):
-        by_step.setdefault(scalar.step, {})[scalar.tag] = scalar.value
-    page = render_html(account, diagnose(account)).encode()
-    sink = sink_from(f"{kind}:{name}")
-    try:
-        for step, values in sorted(by_step.items()):
-            sink.scalars(step, values)
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder, "report.html")
-            report.write_bytes(page)
-            sink.artefact(report)
-    finally:
-        sink.close()
-    return {
-        "what": f"sent to {kind}",
-        "path": name,
-        "size_bytes": len(page),
-        "files": 1,
-        "rows": sum(map(len, by_step.values())),
-        "warnings": list(account.run.warnings),
-    }

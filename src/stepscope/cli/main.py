@@ -126,28 +126,27 @@ if TYPE_CHECKING:
 
 # Each command is a module here: help text, `add_arguments` and `run`. It is imported only when needed.
 GROUPS = {
-    "analyse": {
+    "most used": {
+        "record": "record every rank of a PyTorch job, with no code change",
         "report": "show what to fix and where the step goes; start here",
         "view": "open report, tables and timeline in the browser",
-        "whatif": "predict the step time with a fix or a faster network",
         "code": "list cost and potential saving per source line",
-        "memory": "show device memory over the step: categories, peak, growth",
+        "whatif": "predict the step time with a fix or a faster network",
         "compare": "find significant differences between two runs; gates for CI",
+        "memory": "show device memory over the step: categories, peak, growth",
+        "watch": "watch a running job live: steps/s, stragglers, alarms",
+        "hang": "find hung ranks in flight recorder dumps",
+        "demo": "record and report a small job with a planted fault",
+    },
+    "more": {
         "health": "run pass/fail checks per rank; for CI",
         "investigate": "write analysis and validation of a fix into one Markdown file",
-        "hang": "find hung ranks in flight recorder dumps",
         "history": "show runs over time by commit and host",
         "job": "show goodput of a whole job, across restarts",
+        "ops": "list operators with time, calls, shapes and memory",
         "sql": "query the tables of a run with SQL",
         "export": "write a merged timeline, tables or TensorBoard files",
         "import": "add Nsight, NCCL or PyTorch files to a run",
-    },
-    "record": {
-        "record": "record every rank of a PyTorch job, with no code change",
-        "demo": "record and report a small job with a planted fault",
-    },
-    "operate": {
-        "watch": "watch a running job live: steps/s, stragglers, alarms",
         "trigger": "profile a running job without restarting it",
         "doctor": "check what is installed and what works here",
         "mcp": "serve the analysis to coding agents as MCP tools",

@@ -209,10 +209,10 @@ _TOOLS = (
     ),
     Tool(
         "memory",
-        ("run", "rank", "what_if"),
+        ("run", "rank"),
         "memory.ranks.rank,peak_allocated_bytes,peak_reserved_bytes,peak_pct_of_total,device_total_bytes,"
         "host_peak_bytes,growth,host_growth,leaks,reasons snapshots.rank,path,fragmentation,leaks "
-        "snapshots.peak.allocated_bytes,reserved_bytes,by_purpose what_ifs predicted warnings",
+        "snapshots.peak.allocated_bytes,reserved_bytes,by_purpose predicted warnings",
     ),
     Tool(
         "hang",

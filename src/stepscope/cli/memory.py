@@ -40,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank or a snapshot could not be read."""
+    from stepscope.analyze.memory import predicted_states
     from stepscope.document.live import memory_document
     from stepscope.report.pages.memory import memory_sheet
-    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, predicted_states, would_have_fitted
+    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, would_have_fitted
 
     check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)

@@ -20,14 +20,12 @@ from stepscope.side_file import opened_to_grow, why_no_file, why_no_folder
 from stepscope.units import escaped, json_with_notes, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from stepscope.report.sheet import Sheet
 
 # The one place that prints plain lines, with every name escaped for the terminal.
 #
-# Tables and colours go through `report.terminal`, which escapes as well. Lines about an answer wait for the answer: a
-# command that fails halfway prints one line and exits with 2, with nothing before it.
+# Pages are escaped by `sheet_text`. Lines about an answer wait for the answer: a command that fails halfway prints one
+# line and exits with 2, with nothing before it.
 
 _T = TypeVar("_T")
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -123,13 +121,6 @@ def write_output(path: str, content: str | Iterable[bytes], *, force: bool) -> N
         else:
             sys.stdout.write(piece.decode())
     sys.stdout.flush()
-
-
-def terminal() -> "Console":
-    """Return the console for standard output."""
-    from stepscope.report.terminal import console
-
-    return console(sys.stdout)
 
 
 def print_rendered(render: Callable[..., str]) -> None:
@@ -289,13 +280,12 @@ def _writing(path: str | Path) -> Iterator[None]:
 
 
 # A progress bar on standard error for work that takes more than a second: share, rate and time left.
-#
-# rich is imported only if standard error is a terminal.
 
 # called with the amount done and the total
 Progress = Callable[[int, int], None]
 
 BYTES = "bytes"
+_REDRAWN_S = 0.1
 
 
 def reading_progress() -> AbstractContextManager[Progress | None]:
@@ -321,51 +311,27 @@ def work_progress(what: str, *, unit: str) -> Iterator[Progress | None]:
 
 class _Bar:
     def __init__(self, what: str, unit: str) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress as RichProgress,
-            ProgressColumn,
-            Task as RichTask,
-            TaskProgressColumn,
-            TextColumn,
-        )
-        from rich.text import Text
-
-        from stepscope.report.terminal import console
-
-        class Rate(ProgressColumn):
-            def render(self, task: RichTask) -> Text:
-                return Text(rate_text(task.finished_speed or task.speed, task.time_remaining, unit))
-
-        self._rich = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(30),
-            TaskProgressColumn("{task.percentage:3.0f} %"),
-            Rate(),
-            console=console(sys.stderr),
-            refresh_per_second=10,
-            transient=True,
-            redirect_stdout=False,  # it may be a file: what is printed there is the answer
-            redirect_stderr=False,
-            get_time=time.monotonic,
-        )
-        self._task = self._rich.add_task(what, total=None)
-        self._started_s = time.monotonic()
-        self._shown = False
+        self._what, self._unit = what, unit
+        self._started_s = self._drawn_s = time.monotonic()
         self._lock = threading.Lock()
 
     def update(self, done: int, total: int) -> None:
         with self._lock:
-            self._rich.update(self._task, completed=min(done, total), total=total)
-            if not self._shown and time.monotonic() - self._started_s >= 1:
-                self._shown = True
-                self._rich.start()
-                self._rich.console.show_cursor(True)  # a killed process must not leave the terminal without a cursor
+            now_s = time.monotonic()
+            if now_s - self._started_s < 1 or now_s - self._drawn_s < _REDRAWN_S:
+                return
+            self._drawn_s, share = now_s, min(1.0, done / max(total, 1))
+            per_s = done / (now_s - self._started_s)
+            rate = rate_text(per_s, (total - done) / per_s if per_s else None, self._unit)
+            self._write(f"{self._what} {'#' * round(30 * share):<30} {100 * share:3.0f} % {rate}")
 
     def close(self) -> None:
-        with self._lock:
-            if self._shown:
-                self._rich.stop()
+        if self._drawn_s > self._started_s:
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        room = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{line[:room]}", end="", file=sys.stderr, flush=True)
 
 
 def rate_text(per_s: float | None, left_s: float | None, unit: str) -> str:

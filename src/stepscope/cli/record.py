@@ -3,7 +3,6 @@
 examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py --lr 1e-4
   stepscope record --light -- python train.py
-  stepscope record --light --track tensorboard:runs/a -- torchrun --nproc-per-node=8 train.py
   stepscope record --steps 100:105 --ranks 0,3 --out runs/base -- srun python train.py
   stepscope record --light --metrics 9400 -- torchrun --nproc-per-node=8 train.py
   stepscope record --light --on-alarm 5 -- torchrun --nproc-per-node=8 train.py
@@ -45,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-of", metavar="UNIT", help="what a step is: loader, optimizer, 4 (optimizer steps), Adam#1"
     )
     parser.add_argument("--light", action="store_true", help="time steps and regions only, no profiler")
-    parser.add_argument(
-        "--track",
-        action="append",
-        metavar="WHERE",
-        help="send numbers: tensorboard:DIR, wandb:PROJECT, mlflow:EXPERIMENT",
-    )
     details = {
         "--shapes": "record operator shapes",
         "--stacks": "record Python stacks",
@@ -103,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
 def _config_of(args: argparse.Namespace) -> RecordConfig:
     from stepscope.record.launch.outside_tool import why_not_installed
     from stepscope.record.loop.steps import unit_from
-    from stepscope.record.sinks import place_from
 
     # wrong values are reported before the job starts
     unit_from(args.step_of)
@@ -136,7 +128,6 @@ def _config_of(args: argparse.Namespace) -> RecordConfig:
         debug=tuple(args.debug.split(",")) if args.debug else (),
         metrics=args.metrics,
         on_alarm=args.on_alarm,
-        track=tuple(place_from(text) for text in args.track or ()),
         **outside,
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config

@@ -13,16 +13,18 @@ new attempt; it ends with the job, or by Ctrl-C.
 """
 
 import argparse
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import above_zero, add_force, at_least_one, whole_number
-from stepscope.cli.outputs import growing_lines, print_line, terminal
+from stepscope.cli.outputs import growing_lines, print_line, print_rendered
 from stepscope.cli.trigger import ask_for_window, newest_attempt, wait_for_run
 from stepscope.contract.live import Alarms
 from stepscope.contract.run_folder import of_window
@@ -31,10 +33,10 @@ from stepscope.records import Row
 from stepscope.units import printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from stepscope.report.view.server import Answer
     from stepscope.run.running import Running
+
+_REFRESH_S = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,16 +60,14 @@ def run(args: argparse.Namespace) -> int:
         args.run, flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops, trigger=args.trigger
     )
     try:
-        with ExitStack() as outputs:
-            write = outputs.enter_context(growing_lines(args.json, force=args.force)) if args.json else None
-            show: Callable[[], Any] = watched.take_news
-            if args.json != "-":
-                show = outputs.enter_context(_on_terminal(watched, once=args.once))
+        with growing_lines(args.json, force=args.force) if args.json else nullcontext() as write:
             while True:
                 over = watched.refresh()
+                document = watched.take_document()
                 if write:
-                    write(_document(watched))
-                show()
+                    write(document)
+                if args.json != "-":
+                    _show(watched, document, once=args.once)
                 if over or args.once:
                     break
                 _pause(args.every)
@@ -84,51 +84,20 @@ def _pause(seconds: float) -> None:
     time.sleep(min(seconds, 3600.0))
 
 
-def _document(watched: "WatchedJob") -> dict[str, Any]:
-    from stepscope.document.live import live_json
+def _show(watched: "WatchedJob", document: dict[str, Any], *, once: bool) -> None:
+    """Show the newest state: a screen on a terminal, lines elsewhere."""
+    from stepscope.report.pages.live import live_sheet, plain_line
+    from stepscope.report.sheet_text import sheet_text
 
-    return live_json(
-        str(watched.folder),
-        watched.picture,
-        alarms=watched.alarms.up,
-        stalls=watched.stalls,
-        news=watched.news,
-        over=watched.is_over,
-    )
-
-
-@contextmanager
-def _on_terminal(watched: "WatchedJob", *, once: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function that shows the newest state: a screen on a terminal, lines elsewhere."""
-    from rich.live import Live as Screen
-
-    from stepscope.report.live import plain_line, screen
-
-    out = terminal()
-    if not out.is_terminal:
-
-        def print_state() -> None:
-            for line in (plain_line(watched.picture), *watched.take_news()):
-                print_line(f"{time.strftime('%H:%M:%S')} {line}")
-
-        yield print_state
-        return
-
-    def drawn() -> "RenderableType":
+    if sys.stdout.isatty():
         name = watched.folder.absolute().name
-        return screen(name, watched.picture, out, alarms=[*watched.alarms.up.values()], stalls=watched.stalls)
-
-    if once:
-        yield lambda: out.print(drawn())
-        return
-    with Screen(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-
-        def show() -> None:
-            for line in watched.take_news():
-                live.console.print(f"{time.strftime('%H:%M:%S')} {line}")
-            live.update(drawn(), refresh=True)
-
-        yield show
+        sheet = live_sheet(name, document, watched.picture, said=watched.said)
+        sys.stdout.write("" if once else "\x1b[H\x1b[J")  # the screen is drawn anew
+        print_rendered(partial(sheet_text, sheet))
+        sys.stdout.flush()
+    else:
+        for line in (plain_line(document), *document["news"]):
+            print_line(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 class WatchedJob:
@@ -144,15 +113,16 @@ class WatchedJob:
         peak_tflops: float | None = None,
         trigger: int | None = None,
     ) -> None:
-        from stepscope.analyze.live import GivenNumbers
         from stepscope.run.running import RunningJob
 
         self.folder = newest_attempt(given)
         self.stalls: list[str] = []
         self.is_over = False
-        self.news: list[str] = []
+        #: the newest lines about the job, with the time of day
+        self.said: deque[str] = deque(maxlen=40)
+        self._news: list[str] = []
         self.alarms = Alarms()
-        self._given = GivenNumbers(flops_per_step, peak_tflops)
+        self._given = {"flops_per_step": flops_per_step, "peak_tflops": peak_tflops}
         self._trigger = trigger
         self._job = RunningJob(self.folder)
         self._over_since_s: float | None = None
@@ -165,7 +135,7 @@ class WatchedJob:
         running = self._job.look()
         if not running.ranks:
             raise InputError(f"{self.folder}: no step log is there; give the run folder that stepscope record named")
-        self.picture = picture_of(running, self._given)
+        self.picture = picture_of(running, **self._given)
         self._update_alarms()
         self._update_stalls(running)
         self.is_over = running.is_over
@@ -176,30 +146,34 @@ class WatchedJob:
         self._over_since_s = self._over_since_s or now_s
         return not _may_restart(running) or now_s - self._over_since_s > 60
 
-    def take_news(self) -> list[str]:
-        """Return the lines that were not printed yet."""
-        news, self.news = self.news, []
-        return news
+    def take_document(self) -> dict[str, Any]:
+        """Return the newest state as JSON, with the news since the last one."""
+        from stepscope.document.live import live_json
+
+        news, self._news = self._news, []
+        self.said.extend(f"{time.strftime('%H:%M:%S')} {line}" for line in news)
+        folder, up = str(self.folder), self.alarms.up
+        return live_json(folder, self.picture, alarms=up, stalls=self.stalls, news=news, over=self.is_over)
 
     def _follow_restart(self) -> None:
         newest = newest_attempt(self.folder)
         if newest != self.folder and any(newest.glob("rank*.steps.jsonl")):
-            self.news.append(f"the job has restarted: {printable(str(newest))}")
+            self._news.append(f"the job has restarted: {printable(str(newest))}")
             self.folder, self._job, self.alarms = newest, type(self._job)(newest), Alarms()
 
     def _update_alarms(self) -> None:
         from stepscope.analyze.live import states_of
 
         for change in self.alarms.update(self.picture.step, states_of(self.picture)):
-            self.news.append(f"{'alarm' if change.rises else 'over'}: {change.text}")
+            self._news.append(f"{'alarm' if change.rises else 'over'}: {change.text}")
             if change.rises and self._trigger is not None:
                 try:
                     plan = ask_for_window(self.folder, steps=self._trigger, by=f"stepscope watch: {change.kind}")
                 except InputError as e:
-                    self.news.append(f"no window: {e}")
+                    self._news.append(f"no window: {e}")
                     continue
                 where = printable(str(self.folder / of_window(plan.window, "")))
-                self.news.append(f"steps {plan.first} to {plan.last - 1} will be profiled: stepscope report {where}")
+                self._news.append(f"steps {plan.first} to {plan.last - 1} will be profiled: stepscope report {where}")
 
     def _update_stalls(self, running: "Running") -> None:
         from stepscope.analyze.live import explained
@@ -207,9 +181,9 @@ class WatchedJob:
         found = {r.rank: s.stall for r in running.ranks if (s := r.status) is not None and s.stall is not None}
         lines = explained(found, len(running.ranks))
         if lines and lines[1:] != self.stalls[1:]:  # the first line has the duration
-            self.news += lines
+            self._news += lines
         elif self.stalls and not lines:
-            self.news.append("all ranks take steps again")
+            self._news.append("all ranks take steps again")
         self.stalls = lines
 
 
@@ -223,11 +197,10 @@ def _may_restart(running: "Running") -> bool:
 
 
 class LiveSite:
-    """The page of one running job, for `stepscope view --live`; it is at most a second old."""
+    """The page of one running job, for `stepscope view --live`; the browser reloads it every two seconds."""
 
     def __init__(self, given: str, *, flops_per_step: float | None = None, peak_tflops: float | None = None) -> None:
         self._watched = WatchedJob(given, flops_per_step=flops_per_step, peak_tflops=peak_tflops)
-        self._news: deque[str] = deque(maxlen=200)
         self._refreshing = threading.Lock()
         self._refresh()  # a folder without a run is an error before anything is served
 
@@ -237,28 +210,21 @@ class LiveSite:
         return self._watched.folder.absolute().name
 
     def __call__(self, path: str, query: Mapping[str, str]) -> "Answer | None":
-        from stepscope.report.live import POLICY
-        from stepscope.report.view.server import Answer
-
         if path != "":
             return None
         with self._refreshing:
             if time.monotonic() - self._refreshed_s > 1:
                 self._refresh()
-            return Answer(self._page.encode(errors="replace"), "text/html", {"Content-Security-Policy": POLICY})
+            return self._answer
 
     def _refresh(self) -> None:
-        from stepscope.report.live import live_page
+        from stepscope.report.html.sheets import sheet_page
+        from stepscope.report.pages.live import live_sheet
+        from stepscope.report.view.server import Answer
 
         watched = self._watched
         over = watched.refresh()
-        self._news += [f"{time.strftime('%H:%M:%S')} {line}" for line in watched.take_news()]
-        self._page = live_page(
-            self.name,
-            watched.picture,
-            alarms=list(watched.alarms.up.values()),
-            stalls=watched.stalls,
-            news=[*self._news],
-            over=over,
-        )
+        sheet = live_sheet(self.name, watched.take_document(), watched.picture, said=watched.said)
+        again = {} if over else {"Refresh": str(_REFRESH_S)}  # a finished job is not queried again
+        self._answer = Answer(sheet_page(sheet).encode(errors="replace"), "text/html", again)
         self._refreshed_s = time.monotonic()

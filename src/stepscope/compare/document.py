@@ -8,12 +8,10 @@ import numpy as np
 
 from stepscope.compare.conditions import GateResult, dotted_numbers
 from stepscope.compare.findings import (
-    FindingChange,
-    LineChange,
-    Prediction,
+    Key,
+    Lines,
     Side,
     finding_changes,
-    line_changes,
     prediction,
 )
 from stepscope.compare.runs import Comparison, Row, StepDifference
@@ -184,10 +182,10 @@ def compare_json(
             "kernels_changed": len(found.kernels),
             "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
-            "code": [_line(line) for line in code[:_MAX_ROWS]],
+            "code": code[:_MAX_ROWS],
             "code_changed": len(code),
-            "findings": [_finding(change) for change in findings],
-            "prediction": prediction_json(predicted(sources, findings, step)),
+            "findings": findings,
+            "prediction": prediction(sources[0], findings, step.code or step.difference),
             "metrics": [metric_json(m) for m in metrics],
             "gates": [gate_json(g) for g in judge(metrics)],
             "notes": [*found.notes, *_settings_of_jobs(*reports)],
@@ -216,33 +214,6 @@ def _from_to(found: Difference) -> str:
 
 
 _DIFFER = ("slower", "faster")
-
-
-def predicted(
-    sources: Sequence[Sequence[Side]],
-    findings: Sequence[FindingChange],
-    step: StepDifference,
-    *,
-    finding: str | None = None,
-) -> Prediction | None:
-    """Return what became of the savings of the findings that B no longer has, or of those with an id."""
-    return prediction(sources[0], findings, step.code or step.difference, finding=finding)
-
-
-def prediction_json(found: Prediction | None) -> dict[str, Any] | None:
-    """Return a prediction as JSON."""
-    return None if found is None else {**vars(found), "outcome": found.outcome, "sentence": _sentence(found)}
-
-
-def _sentence(found: Prediction) -> str:
-    def interval(middle: float, low: float | None, high: float | None) -> str:
-        between = "interval unknown" if low is None or high is None else f"{three_digits(low)} to {three_digits(high)}"
-        return f"{three_digits(middle)} ms ({between})"
-
-    predicted = interval(found.predicted_ms, found.low_ms, found.high_ms)
-    measured = interval(found.measured_ms, found.measured_low_ms, found.measured_high_ms)
-    ended = f": {found.outcome}" if found.outcome else ""
-    return f"Predicted saving for {', '.join(found.fixed)}: {predicted}, measured: {measured}{ended}."
 
 
 def verdict_of(step: Difference) -> str:
@@ -305,12 +276,6 @@ def _pair(values: Sequence[float | None]) -> dict[str, float] | None:
     return None if a is None or b is None else {"a": a, "b": b, "change": b - a}
 
 
-def _finding(change: FindingChange) -> dict[str, Any]:
-    line = None if change.line is None else {"file": change.line[0], "function": change.line[1], "text": change.line[2]}
-    times = {name: value or 0.0 for name in ("a_saving_ms", "b_saving_ms") for value in (getattr(change, name),)}
-    return {**vars(change), **times, "line": line}
-
-
 def side_name(names: Sequence[str]) -> str:
     """Return the name of a side of one or several runs."""
     return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
@@ -340,19 +305,34 @@ def _called(row: Row) -> dict[str, Any]:
     }
 
 
-def _line(line: LineChange) -> dict[str, Any]:
-    row = line.row
+def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> list[dict[str, Any]]:
+    """Return the lines that differ as JSON, the largest changes first; none where a run has no lines."""
+    sides = [[run for run in side if run is not None] for side in (a, b)]
+    if len(sides[0]) < len(a) or len(sides[1]) < len(b):
+        return []
+    keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
+    found = [c for c in [_line(key, sides) for key in keys] if not same(c["a"], c["b"])]
+    return sorted(found, key=lambda c: -abs(c["change"]))
+
+
+def _line(key: Key, sides: Sequence[Sequence[Lines]]) -> dict[str, Any]:
+    rows = [[run.get(key) for run in side] for side in sides]
+    times = [[0.0 if row is None else row.critical_ns / NS_PER_MS for row in side] for side in rows]
+    row = next(row for side in reversed(rows) for row in side if row is not None)
+    counts = [sum(row is not None for row in side) for side in rows]
+    found = difference_of_numbers(times[0], times[1])
+    changed = ("slower" if found.change > 0 else "faster") if found.significant else ""
     return {
         "file": row.file,
         "line": row.line,
         "function": row.function,
         "module": row.module,
         "source": row.source,
-        "what": line.what,
-        **difference_json(line.difference),
-        "reason": line.reason,
-        "a_runs": line.a_runs,
-        "b_runs": line.b_runs,
+        "what": changed if all(counts) else "appeared" if counts[1] else "vanished",
+        **difference_json(found),
+        "reason": "" if found.low == found.low else "no interval: one run per side",
+        "a_runs": counts[0],
+        "b_runs": counts[1],
     }
 
 

@@ -26,8 +26,9 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.sentence import three_digits
 from stepscope.records import dataclass
-from stepscope.stats.robust import Difference, difference_of_numbers, same
+from stepscope.stats.robust import Difference
 from stepscope.units import NS_PER_MS
 
 NEW, LARGER, RESOLVED, SMALLER, SAME = "new", "larger", "resolved", "smaller", "same"
@@ -147,77 +148,17 @@ def _cause(account: Account, functions: Mapping[tuple[str, int], str], found: Fi
     return Cause(found.id, found.kind, found.title, found.ranks, line, saving, low, high, found.saving_pct, adds)
 
 
-@dataclass(frozen=True)
-class LineChange:
-    """One line on both sides."""
+def finding_changes(a: Sequence[Side], b: Sequence[Side]) -> list[dict[str, Any]]:
+    """Return the findings of either side as JSON, by status: what got worse first.
 
-    #: where it is, on B where B has it
-    row: OwnedLine
-    #: ms; 0 on a side that lacks it
-    difference: Difference
-    a_runs: int
-    #: how many runs have it
-    b_runs: int
-
-    @property
-    def what(self) -> str:
-        """Return `appeared`, `vanished`, `slower`, `faster` or, with too few runs, an empty text."""
-        if not self.a_runs or not self.b_runs:
-            return "appeared" if self.b_runs else "vanished"
-        if not self.difference.significant:
-            return ""
-        return "slower" if self.difference.change > 0 else "faster"
-
-    @property
-    def reason(self) -> str:
-        """Return why there is no interval, an empty text where there is one."""
-        return "" if self.difference.low == self.difference.low else "no interval: one run per side"
-
-
-def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[LineChange, ...]:
-    """Return the lines that differ, the largest changes first; none where a run has no lines."""
-    sides = [[run for run in side if run is not None] for side in (a, b)]
-    if len(sides[0]) < len(a) or len(sides[1]) < len(b):
-        return ()
-    keys = dict.fromkeys(key for side in reversed(sides) for run in side for key in run)
-    found = [c for c in [_change(key, sides) for key in keys] if not same(c.difference.a, c.difference.b)]
-    return tuple(sorted(found, key=lambda c: -abs(c.difference.change)))
-
-
-def _change(key: Key, sides: Sequence[Sequence[Lines]]) -> LineChange:
-    rows = [[run.get(key) for run in side] for side in sides]
-    times = [[0.0 if row is None else row.critical_ns / NS_PER_MS for row in side] for side in rows]
-    known = [row for side in reversed(rows) for row in side if row is not None]
-    counts = [sum(row is not None for row in side) for side in rows]
-    return LineChange(known[0], difference_of_numbers(times[0], times[1]), *counts)
-
-
-@dataclass(frozen=True)
-class FindingChange:
-    """One finding on both sides; times in ms per step, mean over the runs of a side, None where none reports it."""
-
-    id: str
-    what: str
-    title: str
-    ranks: tuple[int, ...]
-    line: Key | None
-    a_saving_ms: float | None
-    b_saving_ms: float | None
-    a_runs: int
-    b_runs: int
-    #: of its line
-    a_line_ms: float | None
-    b_line_ms: float | None
-
-
-def finding_changes(a: Sequence[Side], b: Sequence[Side]) -> list[FindingChange]:
-    """Return the findings of either side by status: what got worse first."""
+    Times are in ms per step, means over the runs of a side.
+    """
     keys = dict.fromkeys(cause.key for side in (a, b) for run in side for cause in run.causes)
     changes = [_finding(key, a, b) for key in keys]
-    return sorted(changes, key=lambda c: (STATUSES.index(c.what), -max(c.a_saving_ms or 0.0, c.b_saving_ms or 0.0)))
+    return sorted(changes, key=lambda c: (STATUSES.index(c["what"]), -max(c["a_saving_ms"], c["b_saving_ms"])))
 
 
-def _finding(key: Any, *sides: Sequence[Side]) -> FindingChange:
+def _finding(key: Any, *sides: Sequence[Side]) -> dict[str, Any]:
     found = [[[cause for cause in run.causes if cause.key == key] for run in side] for side in sides]
     first = next(cause for side in reversed(found) for run in side for cause in run)
     runs = [sum(map(bool, side)) for side in found]
@@ -226,19 +167,19 @@ def _finding(key: Any, *sides: Sequence[Side]) -> FindingChange:
         for name in ("saving_ms", "saving_pct")
     )
     line = [_line_ms(first.line, side) for side in sides]
-    return FindingChange(
-        id=first.id,
-        what=_status(saving, pct, line),
-        title=first.title,
-        ranks=first.ranks,
-        line=first.line,
-        a_saving_ms=saving[0],
-        b_saving_ms=saving[1],
-        a_runs=runs[0],
-        b_runs=runs[1],
-        a_line_ms=line[0],
-        b_line_ms=line[1],
-    )
+    return {
+        "id": first.id,
+        "what": _status(saving, pct, line),
+        "title": first.title,
+        "ranks": first.ranks,
+        "line": first.line and dict(zip(("file", "function", "text"), first.line, strict=True)),
+        "a_saving_ms": saving[0] or 0.0,
+        "b_saving_ms": saving[1] or 0.0,
+        "a_runs": runs[0],
+        "b_runs": runs[1],
+        "a_line_ms": line[0],
+        "b_line_ms": line[1],
+    }
 
 
 def _line_ms(line: Key | None, side: Sequence[Side]) -> float | None:
@@ -266,56 +207,51 @@ _ROUNDED = 0.005
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What the fixed findings were to save, and what was saved, in ms per step."""
+def prediction(a: Sequence[Side], changes: Sequence[Mapping[str, Any]], measured: Difference) -> dict[str, Any] | None:
+    """Return as JSON what the findings that are resolved or smaller were to save, and what was saved, in ms per step.
 
-    #: ids
-    fixed: tuple[str, ...]
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    measured_ms: float
-    measured_low_ms: float | None
-    measured_high_ms: float | None
-
-    @property
-    def outcome(self) -> str | None:
-        """Return whether both intervals meet, None where the measured one is unknown."""
-        if self.measured_low_ms is None or self.measured_high_ms is None:
-            return None
-        if self.measured_high_ms < self.low_ms * (1 - _ROUNDED):
-            return LESS
-        return MORE if self.measured_low_ms > self.high_ms * (1 + _ROUNDED) else CAME_TRUE
-
-
-def prediction(
-    a: Sequence[Side], changes: Sequence[FindingChange], measured: Difference, *, finding: str | None = None
-) -> Prediction | None:
-    """Return what became of the saving of the findings that are resolved or smaller, or of those with an id; None where
-    there are none.
-
-    A report without waits for a core shortens other waits as much, so a finding may save more by the share left out.
+    None where there are none; the outcome is None where the measured interval is unknown. A report without waits for a
+    core shortens other waits as much, so a finding may save more by the share left out.
     """
     resolved = {
-        (c.id, c.line, c.ranks)
+        (c["id"], c["line"] and tuple(c["line"].values()), c["ranks"])
         for c in changes
-        if (c.what in (RESOLVED, SMALLER) if finding is None else c.id == finding)
+        if c["what"] in (RESOLVED, SMALLER)
     }
     fixed = [[c for c in run.causes if c.saving_ms > 0 and (c.id, c.line, c.ranks) in resolved] for run in a]
     if not any(fixed) or measured.change != measured.change:
         return None
     low, middle, high = np.mean([_together(causes) for causes in fixed], axis=0).tolist()
-    known = measured.low == measured.low
-    return Prediction(
-        fixed=tuple(dict.fromkeys(c.id for causes in fixed for c in causes)),
-        predicted_ms=middle,
-        low_ms=low,
-        high_ms=high / (1 - _mean([run.lost for run in a])),
-        measured_ms=-measured.change,
-        measured_low_ms=-measured.high if known else None,
-        measured_high_ms=-measured.low if known else None,
-    )
+    high /= 1 - _mean([run.lost for run in a])
+    bounds = (-measured.high, -measured.low) if measured.low == measured.low else (None, None)
+    outcome = _outcome(low, high, *bounds)
+    ids = tuple(dict.fromkeys(c.id for causes in fixed for c in causes))
+    times = f"{_interval(middle, low, high)}, measured: {_interval(-measured.change, *bounds)}"
+    return {
+        "fixed": ids,
+        "predicted_ms": middle,
+        "low_ms": low,
+        "high_ms": high,
+        "measured_ms": -measured.change,
+        "measured_low_ms": bounds[0],
+        "measured_high_ms": bounds[1],
+        "outcome": outcome,
+        "sentence": f"Predicted saving for {', '.join(ids)}: {times}{f': {outcome}' if outcome else ''}.",
+    }
+
+
+def _outcome(low: float, high: float, measured_low: float | None, measured_high: float | None) -> str | None:
+    """Return whether both intervals meet."""
+    if measured_low is None or measured_high is None:
+        return None
+    if measured_high < low * (1 - _ROUNDED):
+        return LESS
+    return MORE if measured_low > high * (1 + _ROUNDED) else CAME_TRUE
+
+
+def _interval(middle: float, low: float | None, high: float | None) -> str:
+    between = "interval unknown" if low is None or high is None else f"{three_digits(low)} to {three_digits(high)}"
+    return f"{three_digits(middle)} ms ({between})"
 
 
 def _together(causes: Sequence[Cause]) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@
     rank00000.steps.jsonl       every step, profiled or not
     rank00000.samples.jsonl     stacks of all Python threads at moments spread over the run
     rank00000.telemetry.jsonl   state, power and energy counters of the device and the host
+    rank00000.core_waits.jsonl  when the training thread waited for a core while it was profiled
     rank00000.owners.json.gz    whose line each operator is, from one step with Python frames
     source/                     the text of the user's files in those frames
     rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
@@ -34,6 +35,7 @@ CACHE_FOLDER = ".stepscope"
 LAUNCH = "launch.jsonl"
 SOURCE_FOLDER = "source"
 TELEMETRY = "telemetry.jsonl"
+CORE_WAITS = "core_waits.jsonl"
 # in the folder of `stepscope tune`
 TUNE_JSON = "tune.json"
 
@@ -187,7 +189,8 @@ class OwnersThread(TypedDict):
     module: list[int]
     sequence: list[int]
     step: list[int]
-    python: list[list[int]]  # [i, stack, ns]: Python time in no operator before operator i
+    # [i, stack, ns, calls]: Python time in no operator before operator i; calls that begin or end in it
+    python: list[list[int]]
 
 
 class Owners(TypedDict):

@@ -459,11 +459,10 @@ def _half_the_bytes(account: Account) -> Iterator[Match]:
 
 
 def _smaller(account: Account) -> str:
+    accumulates = gradient_groups_only(account)  # messages of activations are sent in every micro-batch
     if sixteen_bit_messages(account):
-        return (
-            "The messages are of 16 bit or less already: send them less often (accumulate gradients over more micro-batches), "
-            "shard within the fast links, or use faster links."
-        )
+        fewer = "send them less often (accumulate gradients over more micro-batches), " if accumulates else ""
+        return f"The messages are of 16 bit or less already: {fewer}shard within the fast links, or use faster links."
     if not trains(account.strategy.passes):
         return "Halve the bytes: activations in 16 or 8 bit; put tensor-parallel groups within the fast links."
     narrow = abilities(account.run.ranks, account.chip.chip).narrow
@@ -474,10 +473,8 @@ def _smaller(account: Account) -> str:
     ]
     if account.strategy.has("tp", "ep", "cp"):
         ways = [f"activations in torch.{narrow}"]
-    return (
-        f"Halve the bytes: {', '.join(w for w in ways if w)}. Accumulating gradients over more "
-        "micro-batches or sharding within the fast links helps too."
-    )
+    also = "Accumulating gradients over more micro-batches or sharding" if accumulates else "Sharding"
+    return f"Halve the bytes: {', '.join(w for w in ways if w)}. {also} within the fast links helps too."
 
 
 _RANKS = Scope.SEVERAL_RANKS

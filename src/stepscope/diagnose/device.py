@@ -766,8 +766,8 @@ def _profiler_overhead(account: Account) -> Iterator[Match]:
         facts={"pct": f"{step.overhead_pct:.0f}"},
         cost_ns=step.profiled_ns - (step.ordinary_ns or step.profiled_ns),
         evidence=(
-            evidence_ms("step while profiled", step.profiled_ns),
-            evidence_ms("step without the profiler", step.ordinary_ns or 0.0),
+            evidence_ms("step while profiled", step.profiled_ns, of_step=False),
+            evidence_ms("step without the profiler", step.ordinary_ns or 0.0, of_step=False),
             Evidence("host time scaled by", round(factor, 2) if factor else "unknown"),
         ),
         where=recorded_event_places(account),

@@ -136,11 +136,13 @@ class Evidence:
     unit: str = ""
     #: rank, step, kernel or operator it was seen at
     where: str = ""
+    #: False for a time of other steps than the mean one, which it may exceed
+    of_step: bool = True
 
 
-def evidence_ms(what: str, time_ns: float, where: str = "") -> Evidence:
+def evidence_ms(what: str, time_ns: float, where: str = "", *, of_step: bool = True) -> Evidence:
     """Return a time as evidence."""
-    return Evidence(what, round(time_ns / 1e6, 3), "ms", where)
+    return Evidence(what, round(time_ns / 1e6, 3), "ms", where, of_step)
 
 
 @dataclass(frozen=True)

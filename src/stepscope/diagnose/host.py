@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.graph import Program
 from stepscope.analyze.replay.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.thread_time import Holder, growth
 from stepscope.analyze.training_step import (
     COMMUNICATION,
     DATA_CAUSES,
@@ -104,6 +103,9 @@ from stepscope.stats.robust import OFTEN, distinct, median
 from stepscope.trace.nsight_tools import PAGE_MOVE
 from stepscope.trace.table import EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from stepscope.analyze.thread_time import Holder
 
 # What recurs in some steps of the training, by the step logs: title, cause and remedy of each cause that has a name.
 RECURRING = {
@@ -237,7 +239,11 @@ def _more_work(account: Account) -> Iterator[Match]:
         ),
         cost_ns=unnamed,
         facts={"pct": f"{100 * often:.0f}"},
-        evidence=(evidence_ms("device time of such a step beyond an ordinary one", median(more), "median rank"),),
+        evidence=(
+            evidence_ms(
+                "device time of such a step beyond an ordinary one", median(more), "median rank", of_step=False
+            ),
+        ),
         where=rare_places(account, replay),
         on_device=True,
     )
@@ -274,7 +280,10 @@ def _no_core(account: Account) -> Iterator[Match]:
     yield _lost(
         account,
         spent,
-        facts={"cores": _cores_text(account)},
+        facts={
+            "cores": _cores_text(account),
+            "fewer": "loader workers and " if _rank_facts(account, "loader_workers")[0] else "",
+        },
         evidence=(
             evidence_ms(
                 "the training thread was ready and had no core, {per_step}", spent, "by the kernel, median rank"
@@ -314,7 +323,7 @@ def _window_wait_ns(account: Account) -> float:
 # What samples of all threads show: who holds the GIL or a lock, what runs in some steps only, what grows.
 
 
-def _gil_holders(account: Account) -> list[tuple[Holder, float]]:
+def _gil_holders(account: Account) -> "list[tuple[Holder, float]]":
     step = account.step
     busy = 1 - sum(step.idle_ns.values()) / step.step_ns if step is not None and has_device(account) else 0.0
     found = [one.gil_holder(device_busy=max(0.0, busy)) for one in account.sampled]
@@ -339,7 +348,7 @@ def _gil(account: Account) -> Iterator[Match]:
     )
 
 
-def _lock_waits(account: Account) -> list[tuple[tuple[str, int], Holder, float, int]]:
+def _lock_waits(account: Account) -> "list[tuple[tuple[str, int], Holder, float, int]]":
     """Return for each rank the line that waits for another thread, what that one does, the share of the time, samples."""
     found = []
     for one in account.sampled:
@@ -387,6 +396,10 @@ def _rare_lines(account: Account) -> tuple[Where, ...]:
 def _growing(account: Account) -> Iterator[Match]:
     """Yield steps that become longer through the run, with the line that grew."""
     sampled = {one.log.rank: one for one in account.sampled}
+    if not account.run.logs:
+        return
+    from stepscope.analyze.thread_time import growth  # only where steps were logged
+
     found = [growth(log, sampled.get(log.rank)) for log in account.run.logs]
     known = [one for one in found if one is not None]
     if account.step is None or 2 * len(known) <= len(found):
@@ -398,8 +411,11 @@ def _growing(account: Account) -> Iterator[Match]:
     without_core = 0.0 if has_device(account) else no_core_share(account.run.logs) or 0.0
     spent = share * (1 - without_core) * account.step.step_ns
     place = f"{most.line[0]}:{most.line[1]}" if most.line else most.region.replace("_", " ")
-    evidence = [evidence_ms("median step in the first third of the run", most.early_ns)]
-    evidence.append(evidence_ms("in the last third, at the machine's speed in the first", most.late_ns))
+    times = {
+        "median step in the first third of the run": most.early_ns,
+        "in the last third, at the machine's speed in the first": most.late_ns,
+    }
+    evidence = [evidence_ms(what, ns, of_step=False) for what, ns in times.items()]
     if most.line:
         evidence.append(
             evidence_ms("of it in the line, per step", min(most.line_ns, most.late_ns - most.early_ns), place)
@@ -736,6 +752,16 @@ _MORE_WORKERS = (
 _FROM_WORKER_NS = 500_000
 
 
+def _off_core_ns(account: Account) -> float:
+    """Return how long the usual rank's training thread neither ran nor was ready to run in a step; 0 where unknown."""
+    found = []
+    for log in account.run.logs:
+        ran, waited, steps = log.column("cpu.run_ns"), no_core_ns(log), log.unprofiled
+        if waited is not None and steps.any():
+            found.append(float(np.median((log.dur_ns - np.nan_to_num(ran) - waited)[steps])))
+    return max(0.0, median(found)) if found else 0.0
+
+
 def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float | None]:
     """Return the share of the wait that is left with a worker on every free core of the host, with the remedy for it;
     the kind's own remedy where the recording shows neither workers nor cores.
@@ -746,16 +772,22 @@ def _reachable_wait(account: Account, waited: float) -> tuple[float, str, float 
         has_workers = any(len(_from_workers(rank)) for rank in account.run.ranks)
         return 0.0, _MORE_WORKERS if has_workers else "", None
     local = max((len(r) for r in hosts.values() if isinstance(r, list)), default=1) if isinstance(hosts, dict) else 1
-    usable = max(1, cores // max(local, 1) - 1)
+    free = cores // max(local, 1) - 1
+    usable = max(1, free)
     has = f"{workers} worker{'' if workers == 1 else 's'} per rank, {cores} core{'' if cores == 1 else 's'} for {local} rank{'' if local == 1 else 's'}"
     cheaper = "decode and augment ahead of time, cache the result, or augment on the device"
     step_ns = account.step.step_ns
     batch_ns, free_ns = step_ns * workers if workers else waited, max(step_ns - waited, 1.0)
     handed_over = 0 if workers else _FROM_WORKER_NS
     left = max(handed_over, batch_ns / usable - free_ns) / waited
-    if workers >= usable or left >= 1 - NOTABLE:
+    computes = free < 1 and _off_core_ns(account) < MOSTLY * waited  # a worker would take the core from training
+    if workers >= usable or left >= 1 - NOTABLE or computes:
         costs = (
-            f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread" if handed_over else ""
+            "; loading computes, and no core is free"
+            if computes
+            else f"; a worker's batch takes about {ms_text(handed_over)} ms of the training thread"
+            if handed_over
+            else ""
         )
         return 0.0, (
             f"{cheaper[0].upper()}{cheaper[1:]}, or use a host with more cores: more workers cannot hide it on this one ({has}"
@@ -969,7 +1001,8 @@ def _before_graphs(account: Account) -> str:
     """Return what has to change before graphs can launch the passes, by the recorded steps; ends before the verb."""
     assert account.replay is not None
     pairs = [(r, p) for r, p in zip(account.run.ranks, account.replay.programs, strict=True) if r.has_device and len(p)]
-    waits = round(max(waits_inside(rank, program).sum() for rank, program in pairs) / len(account.replay.steps))
+    inside = (waits_inside(rank, program).sum() for rank, program in pairs)
+    waits = round(max(inside, default=0) / len(account.replay.steps))
     first = []
     if waits:
         first.append(
@@ -1076,7 +1109,7 @@ KINDS = (
          scope=Scope.DEVICE, needs=_ON_HOST, training_only=True, sureness=0.7, subject="extra work in some steps"),
     Kind("host-stall", _no_core, "Training waits for a CPU core",
          "the training thread is ready to run, and other threads or programs have the cores{cores}",
-         "Give it dedicated cores: fewer loader workers and threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
+         "Give it dedicated cores: fewer {fewer}threads (OMP_NUM_THREADS, torch.set_num_threads), no other "
          "programs on these cores, ranks pinned to separate cores (taskset, numactl, --cpus-per-task). Assumes a core whenever "
          "it is ready.",
          scope=Scope.DEVICE, needs=_ON_HOST, sureness=0.95, subject="waiting for a CPU core"),

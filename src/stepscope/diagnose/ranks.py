@@ -22,7 +22,6 @@ from stepscope.analyze.owner_places import (
 )
 from stepscope.analyze.ownership import Line, Ownership
 from stepscope.analyze.phases import marks_of
-from stepscope.analyze.pipeline import microbatch_saving_ns
 from stepscope.analyze.replay.changes import (
     Change,
     compute_ns,
@@ -478,11 +477,16 @@ def _bubble(account: Account) -> Iterator[Match]:
     view, step = account.views.pipeline, account.step
     if view is None or not view.microbatches or step is None:
         return
+    from stepscope.analyze.pipeline import microbatch_saving_ns  # only where there is a pipeline
+
     m, more = view.microbatches, MORE_MICROBATCHES * view.microbatches
+    saving_ns = microbatch_saving_ns(view, more, step_ns=step.step_ns)
+    if saving_ns <= 0:  # what more messages take is more
+        return
     extra = (view.stages - 1) / (view.chunks or 1)
     idle_ns = float(np.mean([one.idle_ns for one in view.ranks]))
     yield Match(
-        formula_ns=microbatch_saving_ns(view, more, step_ns=step.step_ns),
+        formula_ns=saving_ns,
         facts={
             "m": m, "stages": view.stages, "extra": f"{extra:.3g}", "all": f"{m + extra:.3g}", "more": more,
         },

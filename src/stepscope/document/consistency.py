@@ -4,7 +4,7 @@
     basis        no line, cause, segment or lateness exceeds the step: all are of the same step
     savings      a saving is within its range, its cost and the step, and leaves what its fix does not touch
     waits        the fixes of a wait save as much of it as they claim to remove
-    evidence     no evidence of nothing, none above the step; no bound by memory without a known transfer
+    evidence     no evidence of nothing, none of the step above it; no bound by memory without a known transfer
     joint        findings are in the order of what can be counted on, and joint savings are the sums of what each adds
     lines        a line saves the same in its finding, in `code` and among the costly lines
     starved      the wait for a core that an overloaded machine is said to cause is large, and no saving contains it
@@ -254,10 +254,7 @@ def _evidence(document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
                 continue
             if value <= 0:
                 yield ("findings", i, "evidence", n), f"{f['id']}: {fact['what']} is {value} {unit}"
-            # both steps, with and without the profiler
-            elif (
-                unit == "ms" and step_ms is not None and f["id"] != "profiler-overhead" and not _within(value, step_ms)
-            ):
+            elif unit == "ms" and step_ms is not None and fact.get("of_step", True) and not _within(value, step_ms):
                 yield ("findings", i, "evidence", n), f"{f['id']}: {fact['what']} is {value} ms of {step_ms:.3f}"
     if document["verdict"] == "memory-bound" and not document.get("serving"):
         bound = [k for k in document["kernels"] if k["bound"] == "memory-bound" and k["family"] != "communication"]

@@ -14,12 +14,14 @@ from stepscope.analyze.collective_costs import rank_matrix
 from stepscope.analyze.kernels import FIRST_BIN_NS, NUM_BINS, QUEUE_EDGES, distributions
 from stepscope.analyze.owner_lines import is_pass
 from stepscope.analyze.pipeline import ideal_schedule, pipeline_actions
+from stepscope.analyze.replay.graph import CircularWaits
+from stepscope.analyze.replay.removal import Fix, critical_path
+from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.steadiness import run_steps
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.measures import place_of, ranks_with
 from stepscope.records import Row
 from stepscope.units import NS_PER_MS, NS_PER_US, ms
-from stepscope.whatif.settings import switches
 
 # a longer run is thinned to the longest step of each of this many equal stretches
 _MAX_STEPS = 600
@@ -28,6 +30,7 @@ _MAX_LINES = 6
 # more ranks are joined into blocks
 _MAX_BLOCKS = 64
 _MAX_ACTIONS = 3_000
+_MAX_FIXES = 8
 _TREE_TIMES = ("host", "device", "comm", "exposed", "backward_host", "backward_device")
 
 
@@ -133,18 +136,30 @@ def _pipeline_step(account: Account) -> list[dict[str, Any]] | None:
 
 
 def _what_if(account: Account, diagnosis: Diagnosis) -> dict[str, Any] | None:
-    made = switches(account, diagnosis)
-    if made is None:
+    """Return the step as it is and with each of the first fixes; None where nothing can be replayed or fixed."""
+    replay, step_ns = account.owned_replay, account.step.step_ns if account.step else 0.0
+    saves = [(i, f.alone_ns, diagnosis.fixes[i]) for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0]
+    saves = [one for one in saves if one[2].change is not None or one[2].formula_ns > 0][:_MAX_FIXES]
+    if replay is None or not step_ns or not saves:
         return None
-    return {
-        "step_ms": ms(made.step_ns),
-        "findings": list(made.findings),
-        "has_pairs": made.has_pairs,
-        "states": [
-            {"fixes": list(s.fixes), "saving_ms": ms(s.saving_ns), "path": {k: ms(v) for k, v in s.path_ns.items()}}
-            for s in made.states
-        ],
-    }
+    states = [_state(replay, (), 0.0, step_ns)]
+    states += [_state(_changed(replay, fix), (i,), alone_ns, step_ns) for i, alone_ns, fix in saves]
+    return {"step_ms": ms(step_ns), "findings": [i for i, _, _ in saves], "states": states}
+
+
+def _state(replay: Replay, fixes: tuple[int, ...], saving_ns: float, step_ns: float) -> dict[str, Any]:
+    """Return what the step with some fixes consists of along its critical path."""
+    found = critical_path(replay)
+    scale = (step_ns - saving_ns) / found.ns_per_step if found.ns_per_step else 0.0
+    path = {what: ms(ns * scale) for what, ns in sorted(found.what_ns.items(), key=lambda one: -one[1])}
+    return {"fixes": list(fixes), "saving_ms": ms(saving_ns), "path": path}
+
+
+def _changed(replay: Replay, fix: Fix) -> Replay:
+    try:
+        return replay if fix.change is None else fix.change(replay)
+    except CircularWaits:
+        return replay
 
 
 def _code_trees(account: Account) -> dict[str, Any] | None:

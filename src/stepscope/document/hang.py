@@ -6,9 +6,8 @@ from typing import Any
 from stepscope.analyze.hang import DTYPE, EXTRA, LEFT_OUT, MISMATCH, MISSING, ORDER, SHAPE, STUCK, user_frame
 from stepscope.records import Row
 from stepscope.run.dumps import Dumps
-from stepscope.run.rank import rank_ranges
 from stepscope.trace.flight_recorder import FlightEntry
-from stepscope.units import NS_PER_S
+from stepscope.units import NS_PER_S, rank_ranges
 
 _SCHEMA = 1
 _MAX_STACK = 32

@@ -64,7 +64,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "steadiness": json_row("steadiness", steady),
         "by_strategy": {},
         "verdict": "straggler-bound" if late else "unclear",
-        "verdict_reason": _reason(late, ranks, known=known),
+        "verdict_reason": _reason(run, late, ranks, known=known),
         "code": [],
         "modules": [],
         "examined": [],
@@ -99,6 +99,7 @@ def _run(run: LightRun) -> dict[str, Any]:
         "backend": _text(said.get("backend")),
         "strategy": None,
         "torch": _text(versions.get("torch")) if isinstance(versions, dict) else None,
+        "failure": _text(said.get("failure")),
         "sources": [],
     }
 
@@ -162,7 +163,12 @@ def _rare_region(logs: Sequence[StepLog], name: str) -> dict[str, Any]:
     }
 
 
-def _reason(late: Sequence[LateRank], ranks: Sequence[dict[str, Any]], *, known: bool) -> str:
+def _reason(run: LightRun, late: Sequence[LateRank], ranks: Sequence[dict[str, Any]], *, known: bool) -> str:
+    failure = _text(run.description.get("failure"))
+    if not any(map(len, run.logs)):
+        if failure:
+            return f"no step was recorded: {failure}"
+        return "no step was recorded: training ended before its first optimizer step"
     if not late and not known:
         return "step times alone do not show whether a rank is late: with NCCL ranks wait on the device; record a trace"
     if not late:

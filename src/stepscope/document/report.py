@@ -26,9 +26,8 @@ from stepscope.records import Row, dataclass, values_of
 from stepscope.run.collectives import UNKNOWN_GROUP, Group
 from stepscope.run.core_time import core_wait_ns
 from stepscope.run.load import incomplete
-from stepscope.run.rank import rank_ranges
 from stepscope.run.side_files import SideFiles, StepLog
-from stepscope.units import NS_PER_S, finite_document, ms
+from stepscope.units import NS_PER_S, finite_document, ms, rank_ranges
 
 # What lines and modules cost, as rows for every rendering, and as `code` and `modules` of the report's JSON.
 #
@@ -89,6 +88,18 @@ def code_document(account: Account, view: CodeView) -> dict[str, Any]:
         "unowned": _unowned_json(view.costs),
         "code": json_rows("code", view.lines),
         "modules": json_rows("modules", view.modules),
+    }
+
+
+def operators_document(account: Account) -> dict[str, Any]:
+    """Return all operators as the JSON of `stepscope ops`: sums over the window, means per rank."""
+    return {
+        "schema": SCHEMA,
+        "run": account.run.name,
+        "num_ranks": len(account.run.ranks),
+        "num_steps": account.num_steps,
+        "step_ms": ms_or_none(account.step.profiled_ns if account.step else None),
+        "operators": json_rows("operators", account.operators.operators),
     }
 
 
@@ -395,6 +406,7 @@ def _run(account: Account) -> dict[str, Any]:
         "torch": versions.get("torch") if isinstance(versions, dict) else None,
         "window": run.window,
         "asked_by": run.asked_by,
+        "failure": text if isinstance(text := run.description.get("failure"), str) else None,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
         "unreadable": len(run.unreadable),
     }
@@ -501,6 +513,10 @@ def finding_rows(diagnosis: Diagnosis) -> list[Row]:
             docs=f"docs/findings/{f.id}.md",
             where=[{**asdict(w), "share": round(w.share, 4)} for w in f.where],
             shows=dict(FAULTS[f.id].shows),
+            evidence=[
+                {name: value for name, value in asdict(one).items() if name != "of_step" or not value}
+                for one in f.evidence
+            ],
         )
         for f in diagnosis.findings
     ]

@@ -245,7 +245,7 @@ _TABLES = (
         "every event of the traces but flows and metadata, by rank and in the order of the file",
         (
             _RANK,
-            _int("row", "row", "row in the rank's event table (`docs/trace-columns.md`)"),
+            _int("row", "row", "row in the rank's event table"),
             _text("kind", "what the event is: kernel, comm_kernel, copy, set, runtime, host_op, annotation, ..."),
             _text("category", "category as the file has it", null=True),
             _text("name", "name", null=True),

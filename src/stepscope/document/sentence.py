@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepscope.contract.names import PART_OF_FAULT, PARTS
+from stepscope.units import printable, readable_bytes
 
 #: share of a saving that its range must reach for one number to stand for it
 _CLEAR = 0.5
@@ -115,6 +116,51 @@ def likely_text(finding: Mapping[str, Any], step_ms: float | None, unit: str = "
     return f"likely {two_digits(low) if is_sure else '0'}–{most}{unit}"  # noqa: RUF001
 
 
+def fact_text(fact: Mapping[str, Any], step_ms: float | None) -> str:
+    """Return one fact of a finding's evidence; everything on a screen is per step."""
+    value = fact["value"]
+    text = str(value)
+    if isinstance(value, int | float):
+        text = three_digits(value) if value != int(value) else f"{value:,.0f}"
+        text = time_text(value, step_ms) if fact["unit"] == "ms" else text
+    if fact["unit"] == "bytes" and isinstance(value, int | float):
+        return printable(f"{fact['what']}: {readable_bytes(int(value))}")
+    joint = " " if fact["what"].endswith(" in") else ": "
+    what = fact["what"].replace(", per step", "").removesuffix(" per step")
+    return printable(f"{what}{joint}{text} {fact['unit']}".rstrip())
+
+
+def together_text(document: Mapping[str, Any], count: int, step_ms: float | None) -> tuple[str, float] | None:
+    """Return what the first fixes save together, and in words whether that is the sum; None where nothing is left."""
+    saved = document["findings_combined"][count - 1]["saving_ms_per_step"]
+    if saved >= 0.99 * (step_ms or 0.0):  # estimates that exceed the step are no joint saving
+        return None
+    alone = sum(f["saving_alone_ms"] for f in [f for f in document["findings"] if f["saving_alone_ms"] > 0][:count])
+    note = " (they overlap)" if saved < 0.995 * alone else " (more than their sum)" if saved > 1.005 * alone else ""
+    return f"Fixes 1–{count} together{note}", saved  # noqa: RUF001
+
+
+def serving_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the steps, requests and tokens of each kind of serving."""
+    serving = document.get("serving") or {"kinds": ()}
+    lines = []
+    for kind in serving["kinds"]:
+        name, steps = printable(kind["kind"], width=20), f"{kind['steps']:,} step{'s' * (kind['steps'] != 1)}"
+        parts = [f"{name}: {steps} of {three_digits(kind['step_ms'])} ms"]
+        counts = ((one, kind[f"{one}s_per_step"]) for one in ("request", "token"))
+        parts += [f"{round(n):,} {one}{'s' * (round(n) != 1)}" for one, n in counts if n is not None]
+        rate = "" if kind["tokens_per_s"] is None else f" ({kind['tokens_per_s']:,.0f} tokens/s)"
+        lines.append(", ".join(parts) + rate)
+    if serving.get("generated_per_s"):
+        lines.append(f"generated {serving['generated_per_s']:,.0f} tokens/s")
+    return lines
+
+
+def capital(text: str) -> str:
+    """Return a text that begins with a capital letter, unless it begins with the name of a file."""
+    return text if "." in text.split(" ")[0][:-1] else text[:1].upper() + text[1:]
+
+
 def is_bound(finding: Mapping[str, Any]) -> bool:
     """Return whether a saving is an upper bound: training may need the work."""
     return bool(finding.get("at_most"))
@@ -173,7 +219,7 @@ def _subject(finding: Mapping[str, Any], num_ranks: int) -> str:
             return f"Rank {ranks[0]} holds up {others}"
         return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} hold up {others}"
     title = finding["title"].rstrip(".")
-    return title if "." in title.split(" ")[0] else title[:1].upper() + title[1:]  # file names keep their case
+    return capital(title)
 
 
 def _large_unexamined(document: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from stepscope.analyze.steadiness import median_over_ranks
 from stepscope.contract.live import TRIAL
+from stepscope.contract.rounds import turned
 from stepscope.contract.run_folder import json_object_in, rank_file
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.side_files import MISSING, StepLog, step_logs
@@ -87,17 +88,6 @@ class Rounds(ArrayRecord):
             return None
         starts = [k if a.start is None else a.start for k, (a, _) in enumerate(pairs)]
         return paired([of(a.steps) for a, _ in pairs], [of(b.steps) for _, b in pairs], starts=starts, **how)
-
-
-def turned(number: int, names: Sequence[str]) -> list[str]:
-    """Return the order of a round: every second one goes backwards, and the pair after it begins one further on.
-
-    >>> [turned(number, ["a", "b"]) for number in range(4)]
-    [['a', 'b'], ['b', 'a'], ['b', 'a'], ['a', 'b']]
-    """
-    at = number // 2 % len(names)
-    order = [*names[at:], *names[:at]]
-    return order if number % 2 == 0 else order[::-1]
 
 
 def run_rounds(

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from stepscope.lab.experiment import Rounds
-from stepscope.records import dataclass
 from stepscope.stats.change import Change, load_share, mean, without_waits
 from stepscope.stats.robust import median, typical
 
@@ -21,23 +20,6 @@ BASE, HEAD = "base", "head"
 MIN_STARTS = 2
 _LOOKS = 3
 _STEPS = {"typical": typical, "mean": mean}
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Result of the rounds so far."""
-
-    verdict: str
-    rounds: int
-    #: of head, by the kind of step: typical, mean
-    changes: Mapping[str, Change]
-    #: ms, median over rounds of the typical step
-    step_ms: Mapping[str, float]
-    #: ms of it that were waits for a core and are not in it
-    waits_ms: Mapping[str, float]
-    starts: int
-    #: the job was stopped before it was decided
-    stopped: bool = False
 
 
 def looks_of(rounds: int, most: int | None) -> tuple[int, ...]:
@@ -50,8 +32,11 @@ def looks_of(rounds: int, most: int | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(min(rounds << look, most) for look in range(_LOOKS)))
 
 
-def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks: int = 1) -> Judgement:
-    """Return whether head is slower, from at least `MIN_ROUNDS` rounds."""
+def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks: int = 1) -> dict[str, Any]:
+    """Return whether head is slower, from at least `MIN_ROUNDS` rounds, as keys of the JSON of `stepscope gate`.
+
+    `base_step_ms` and `head_step_ms` are medians over rounds of the typical step, without the waits for a core.
+    """
     pairs = found.pairs(HEAD)
     share = load_share(*([trial.steps for trial in side] for side in zip(*pairs, strict=True)))
     changes = {
@@ -74,30 +59,24 @@ def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks:
         verdict = REGRESSION if starts >= MIN_STARTS else UNDECIDED
     elif changes["typical"].high < most:
         verdict = NO_REGRESSION
-    times = [
+    (base_ms, base_whole_ms), (head_ms, head_whole_ms) = (
         [median([float(typical(without_waits(trial.steps, part))) for trial in side]) for part in (share, 0.0)]
         for side in zip(*pairs, strict=True)
-    ]
-    step_ms, whole_ms = (dict(zip((BASE, HEAD), of, strict=True)) for of in zip(*times, strict=True))
-    waits_ms = {side: whole_ms[side] - step_ms[side] for side in step_ms}
-    return Judgement(verdict, len(pairs), changes, step_ms, waits_ms, starts, found.stopped)
-
-
-def regression_document(found: Judgement, *, threshold_pct: float, false_alarm_pct: float) -> dict[str, Any]:
-    """Return a judgement as keys of the JSON of `stepscope gate`."""
+    )
+    in_pct = {name: _pct(change) for name, change in changes.items()}
     return {
-        "verdict": found.verdict,
-        "reason": _reason(found, threshold_pct),
+        "verdict": verdict,
+        "reason": _reason(verdict, in_pct["typical"], in_pct["mean"], len(pairs), threshold_pct),
         "threshold_pct": threshold_pct,
         "false_alarm_pct": false_alarm_pct,
-        "rounds": found.rounds,
-        "starts": found.starts,
+        "rounds": len(pairs),
+        "starts": starts,
         "stopped": found.stopped,
-        "base_step_ms": found.step_ms[BASE],
-        "head_step_ms": found.step_ms[HEAD],
-        "base_core_wait_ms": found.waits_ms[BASE],
-        "head_core_wait_ms": found.waits_ms[HEAD],
-        "changes": {name: _pct(change) for name, change in found.changes.items()},
+        "base_step_ms": base_ms,
+        "head_step_ms": head_ms,
+        "base_core_wait_ms": base_whole_ms - base_ms,
+        "head_core_wait_ms": head_whole_ms - head_ms,
+        "changes": in_pct,
     }
 
 
@@ -118,19 +97,20 @@ def _pct(change: Change) -> dict[str, float]:
     return {name: 100 * ((ratio or 1.0) - 1) for name, ratio in found.items()}
 
 
-def _reason(found: Judgement, threshold_pct: float) -> str:
-    whole, middle = (_pct(found.changes[name]) for name in ("mean", "typical"))
+def _reason(
+    verdict: str, middle: Mapping[str, float], whole: Mapping[str, float], rounds: int, threshold_pct: float
+) -> str:
     shown, of_mean = (f"{c['pct']:+.1f} % ({c['low_pct']:+.1f} to {c['high_pct']:+.1f})" for c in (middle, whole))
-    if found.verdict == REGRESSION and middle["low_pct"] > 0:
+    if verdict == REGRESSION and middle["low_pct"] > 0:
         return f"the step of head is slower by {shown}"
-    if found.verdict == REGRESSION:
+    if verdict == REGRESSION:
         return (
             f"the mean step of head is slower by {of_mean}, the typical step by {middle['pct']:+.1f} %: some steps only"
         )
-    if found.verdict == UNDECIDED:
+    if verdict == UNDECIDED:
         least = f"{middle['detectable_pct']:.1f} %"
         return (
-            f"the step changed by {shown}: neither 0 nor {threshold_pct:g} % is excluded after {found.rounds} rounds, "
+            f"the step changed by {shown}: neither 0 nor {threshold_pct:g} % is excluded after {rounds} rounds, "
             f"and regressions below {least} can be missed; use a quieter machine or --max-rounds"
         )
     if middle["low_pct"] > 0:

@@ -23,10 +23,11 @@ from typing import Any
 
 from stepscope.contract.collectives import bus_factor, ring_steps
 from stepscope.contract.lateness import late_ranks, lateness
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns
-from stepscope.lab.predict.model_flops import utilisation
+from stepscope.lab.predict.model_shape import utilisation
 from stepscope.record.rank import initialized_distributed, place_by_variables
+from stepscope.units import readable_bytes
 
 _WARMUP_STEPS = 3
 # compute and communication count as equal within this factor
@@ -140,7 +141,7 @@ class CollectiveTimePredictor:
         """Return the seconds of a ring and of a tree all-reduce, and which is faster."""
         found = fastest("all_reduce", size_bytes=size_bytes, ranks=self.world_size, fabric=self._fabric)
         times = {name: time_ns / 1e9 for name, time_ns in found.all_ns.items()}
-        title = f"all-reduce of {size_bytes / 1e6:.3g} MB: {found.algorithm} is faster"
+        title = f"all-reduce of {readable_bytes(round(size_bytes))}: {found.algorithm} is faster"
         _show(title, [(name, f"{1e3 * s:.3g} ms") for name, s in times.items()])
         return {**times, "recommended": found.algorithm}
 
@@ -152,21 +153,31 @@ class OverlapEfficiencyTracker:
     """Overlap of compute and communication over steps: time of both together / the shorter of the two.
 
     `other_ms` is the part of the step with neither (data loading, idle time). Without it the step is taken to have
-    none, and the efficiency is a lower bound. A recorded run has it from the trace: `stepscope report`.
+    none, and the efficiency is a lower bound. A step shorter than its compute or its communication is impossible: it
+    is left out, with a warning. A recorded run has the efficiency from the trace: `stepscope report`.
     """
 
     def __init__(self) -> None:
         self.compute_ms = self.comm_ms = self.step_ms = self.overlap_ms = self.unexplained_ms = 0.0
+        self.impossible_steps = 0
         self._most_ms = 0.0
 
     def record_step(self, compute_ms: float, comm_ms: float, step_ms: float, other_ms: float = 0.0) -> None:
         """Add one step."""
         both = compute_ms + comm_ms - (step_ms - other_ms)
         most = min(compute_ms, comm_ms)
+        if both > most * 1.001 or most < 0 or other_ms < 0:
+            self.impossible_steps += 1
+            warnings.warn(
+                f"impossible step, left out: {compute_ms:g} ms of compute and {comm_ms:g} of communication do not fit "
+                f"into {step_ms - other_ms:g} ms, even fully overlapped; were they measured in the same step?",
+                stacklevel=2,
+            )
+            return
         self.compute_ms += compute_ms
         self.comm_ms += comm_ms
         self.step_ms += step_ms
-        self.overlap_ms += min(max(both, 0.0), most)
+        self.overlap_ms += max(both, 0.0)
         self.unexplained_ms += max(-both, 0.0)
         self._most_ms += most
 
@@ -183,6 +194,7 @@ class OverlapEfficiencyTracker:
             "theoretical_min_ms": self.compute_ms + self.comm_ms - self._most_ms,
             "theoretical_max_ms": self.compute_ms + self.comm_ms,
             "unexplained_ms": self.unexplained_ms,
+            "impossible_steps": self.impossible_steps,
             "overlap_efficiency": self.overlap_efficiency(),
         }
         _show("overlap of compute and communication", [(name, _number(value)) for name, value in found.items()])
@@ -337,8 +349,21 @@ class MemoryProfiler:
             for s in self.snapshots
         ]
         names = [name for name in (rows or [{}])[0] if any(row[name] is not None for row in rows)]
-        _show("memory in GB", [names, *([_number(row[name]) for name in names] for row in rows)])
+        titles = [name.removesuffix("_GB").replace("_", " ") for name in names]
+        _show("memory", [titles, *([_size(name, row[name]) for name in names] for row in rows)])
         return rows
+
+    checkpoint = snapshot  # names that guides use
+
+    @property
+    def checkpoints(self) -> list[Any]:
+        """The snapshots."""
+        return self.snapshots
+
+    def reset(self) -> None:
+        """Remove the snapshots and reset the allocator's peaks."""
+        self.snapshots = []
+        self.reset_peak()
 
 
 def memory_breakdown(device: Any = None) -> dict[str, Any]:
@@ -352,7 +377,7 @@ def memory_breakdown(device: Any = None) -> dict[str, Any]:
 
     found = memory_by_use(device_index(device))
     lines = [*found["categories"].items(), *list((found["sources"] or {}).items())[:10]]
-    _show(f"memory of {found['device']} in GB", [(what, f"{size / 1e9:.3f}") for what, size in lines])
+    _show(f"memory of {found['device']}", [(what, readable_bytes(size)) for what, size in lines])
     return found
 
 
@@ -383,7 +408,7 @@ def diagnose_memory_pressure(run: Any = None) -> list[dict[str, Any]]:
         return _guide("Memory pressure", None, dict.fromkeys(_LIVE_MEMORY, (None, NO_DEVICE)))
     reserved, total = seen.peak_reserved_bytes or 0, seen.device_total_bytes or 0
     values = (
-        (100 * reserved / total if total else None, f"peak of {reserved / 1e9:.2f} of {total / 1e9:.2f} GB"),
+        (100 * reserved / total if total else None, f"peak of {readable_bytes(reserved)} of {readable_bytes(total)}"),
         (seen.allocator_retries, "times the cache was emptied"),
         (100 * (seen.free_in_segments_bytes or 0) / reserved if reserved else None, "of what is reserved at the peak"),
         (100 * seen.fragmentation if seen.fragmentation is not None else None, "of free memory"),
@@ -448,7 +473,7 @@ class ABProfiler:
             "significant": found.slower or found.faster if known else None,
             "reason": None if known else "too few steps for an interval; measure more",
         }
-        _show(f"{b} against {a}", [(name, _number(value)) for name, value in result.items() if value is not None])
+        show_values(f"{b} against {a}", result)
         return result
 
 
@@ -465,11 +490,11 @@ def profile_distributed_training(
     out: str | Path | None = None,
     **settings: Any,
 ) -> Path | None:
-    """Train `num_steps` steps, record the last of them on every rank, and return the run folder.
+    """Train `num_steps` steps, record the last of them on every rank, print the operators, return the run folder.
 
-    The steps before are timed without the profiler. `loss_fn(output, targets)` gives the loss; without it the model's
-    own `.loss`, else the mean of its output. Without an optimizer the weights stay. `settings` are those of
-    `stepscope.profile`; read the folder with `stepscope report` or `stepscope.load`.
+    The steps before are timed without the profiler; shapes and memory are recorded. `loss_fn(output, targets)` gives
+    the loss; without it the model's own `.loss`, else the mean of its output. Without an optimizer the weights stay.
+    `settings` are those of `stepscope.profile`; read the folder with `stepscope report` or `stepscope.load`.
     """
     from stepscope.lab.bench.in_process import loss_of, model_device
     from stepscope.record.profile import profile
@@ -479,7 +504,8 @@ def profile_distributed_training(
         raise UsageError(f"num_steps has to be at least 3 (one unprofiled, one warm-up, one recorded), not {num_steps}")
     active = min(3, num_steps - 2)
     batches = timed_batches(dataloader, model_device(model))
-    window = {"wait": num_steps - 1 - active, "warmup": 1, "active": active, **settings}
+    window: dict[str, Any] = {"wait": num_steps - 1 - active, "warmup": 1, "active": active}
+    window |= {"record_shapes": True, "profile_memory": True, **settings}
     with profile(out=out, **window) as recording:
         for _ in range(num_steps):
             with recording.region("data_loading"):
@@ -493,8 +519,25 @@ def profile_distributed_training(
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
             recording.step()
-    _print(f"recorded {window['active']} steps; read them with: stepscope report {recording.run_folder}")
-    return recording.run_folder
+    folder = recording.run_folder
+    if folder is not None and _rank() == 0:
+        _show_operators(folder)
+    _print(f"recorded {window['active']} steps; read them with: stepscope report {folder}")
+    return folder
+
+
+def _show_operators(folder: Path) -> None:
+    from stepscope.analysis import load
+    from stepscope.document.report import operators_document
+    from stepscope.report.pages.ops import MOST, ops_sheet
+    from stepscope.report.sheet_text import sheet_text
+
+    try:
+        document = operators_document(load(folder).account)
+        shown = {**document, "operators": document["operators"][:MOST]}
+        _print(sheet_text(ops_sheet(shown), width=100))
+    except StepscopeError as error:  # such as a full disk: the recording is complete or its reason was printed
+        _print(f"no table of operators: {error}")
 
 
 def quick_health_check(
@@ -515,12 +558,12 @@ def quick_health_check(
     try:
         model.zero_grad(set_to_none=True)
         for _ in range(num_steps + 1):
+            job.barrier()  # a rank that comes from the run before earlier would wait in this one
             batch, loading_ns, begins_epoch = next(batches)
-            both = []
-            for sync in (True, False):  # static graphs need it first
-                job.barrier()  # a rank that comes from the other run earlier would wait in this one
-                both.append(loading_ns / 1e6 + sum(job.passes_ms(model, batch, loss_fn, sync=sync)))
-            times_ms.append((begins_epoch, *both))
+            step_ms = sum(job.passes_ms(model, batch, loss_fn))  # static graphs need synchronisation first
+            job.barrier()
+            own_ms = sum(job.passes_ms(model, batch, loss_fn, sync=False))
+            times_ms.append((begins_epoch, loading_ns / 1e6 + step_ms, loading_ns / 1e6 + own_ms))
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
@@ -567,29 +610,61 @@ def measure_alpha_beta(
     They are what `CollectiveTimePredictor` takes: of the fitted line `alpha + n / beta` of the whole all-reduce,
     alpha / 2(P-1) and beta x 2(P-1)/P. The times are the slowest rank's; the line has the smallest relative error.
     """
+    found = calibrate_alpha_beta(process_group, sizes_bytes, num_measure, num_warmup=num_warmup)
+    return found["alpha_us"] / 1e6, found["beta_gbps"] * 1e9 / 8
+
+
+def calibrate_alpha_beta(
+    process_group: Any = None,
+    sizes: Sequence[int] | None = None,
+    num_trials: int = 50,
+    *,
+    num_warmup: int = 5,
+) -> dict[str, Any]:
+    """Return latency per hop, link bandwidth in Gbit/s and the line's errors, with every size measured and fitted.
+
+    Default sizes are 20 from 1 KB to 1 GB; see `measure_alpha_beta`. `stepscope calibrate` fits all operations, in
+    pieces where the protocol changes.
+    """
     from stepscope.cost.alpha_beta import fit
     from stepscope.lab.bench.collectives import block_s, operation, slowest
     from stepscope.lab.bench.in_process import group_device
 
     ranks = _group_size(process_group)
     if ranks is None or ranks < 2:
-        raise UsageError("measure_alpha_beta needs a process group of at least 2 ranks")
+        raise UsageError("measuring alpha and beta needs a process group of at least 2 ranks")
     device, times_ns = group_device(process_group), []
-    for size in sizes_bytes:
+    sizes = [round(2 ** (10 + 20 * i / 19)) for i in range(20)] if sizes is None else list(sizes)
+    for size in sizes:
         call = operation("all_reduce", size, ranks, process_group, device)
         block_s(call, max(1, num_warmup), process_group, device)
-        times_ns.append(1e9 * slowest(median(block_s(call, num_measure, process_group, device)), process_group, device))
-    line = fit(list(sizes_bytes), times_ns)
+        times_ns.append(1e9 * slowest(median(block_s(call, num_trials, process_group, device)), process_group, device))
+    line = fit(sizes, times_ns)
     if not line.ns_per_byte:
-        raise UsageError("the times do not grow with the sizes; give larger sizes_bytes")
-    alpha = line.alpha_ns / 1e9 / ring_steps("all_reduce", ranks)
-    beta = 1e9 / line.ns_per_byte * bus_factor("all_reduce", ranks)
+        raise UsageError("the times do not grow with the sizes; give larger sizes")
+    fitted_ns = [line.alpha_ns + size * line.ns_per_byte for size in sizes]
+    errors = [abs(a - b) / b for a, b in zip(fitted_ns, times_ns, strict=True)]
+    spread = sum((t - fmean(times_ns)) ** 2 for t in times_ns)
+    missed = sum((a - b) ** 2 for a, b in zip(fitted_ns, times_ns, strict=True))
+    found: dict[str, Any] = {
+        "alpha_us": line.alpha_ns / 1e3 / ring_steps("all_reduce", ranks),
+        "beta_gbps": 8 / line.ns_per_byte * bus_factor("all_reduce", ranks),
+        "world_size": ranks,
+        "r_squared": 1 - missed / spread if spread else None,
+        "mean_relative_error": fmean(errors),
+        "max_relative_error": max(errors),
+        "measurements": [
+            {"size": size, "time": time_ns / 1e9, "fitted": fit_ns / 1e9, "relative_error": error}
+            for size, time_ns, fit_ns, error in zip(sizes, times_ns, fitted_ns, errors, strict=True)
+        ],
+    }
+    title = f"alpha {found['alpha_us']:.3g} us per hop, beta {found['beta_gbps'] / 8:.3g} GB/s"
     rows = [
-        (f"{n / 1e6:.3g} MB", f"{t / 1e6:.3g} ms", f"{(line.alpha_ns + n * line.ns_per_byte) / 1e6:.3g} ms")
-        for n, t in zip(sizes_bytes, times_ns, strict=True)
+        (readable_bytes(m["size"]), *(f"{1e3 * m[k]:.3g} ms" for k in ("time", "fitted")), f"{m['relative_error']:.0%}")
+        for m in found["measurements"]
     ]
-    _show(f"alpha {1e6 * alpha:.3g} us per hop, beta {beta / 1e9:.3g} GB/s", [("size", "measured", "fitted"), *rows])
-    return alpha, beta
+    _show(f"{title}, mean error {fmean(errors):.0%}", [("size", "measured", "fitted", "error"), *rows])
+    return found
 
 
 class DDPProfiler:
@@ -632,7 +707,7 @@ class DDPProfiler:
 
         if self._batch is None:
             raise UsageError("call profile_step(batch) first")
-        view = _analysed(lambda: passes_ms(self.model, self._batch, self.loss_fn), num_steps)["by_strategy"]["buckets"]
+        view = analysed(lambda: passes_ms(self.model, self._batch, self.loss_fn), num_steps)["by_strategy"]["buckets"]
         if view is None:
             return {"num_buckets": None, "buckets": [], "reason": "no all-reduce of gradients: is there one rank only?"}
         factor = bus_factor("all_reduce", _group_size(self.model.process_group) or 1)
@@ -682,7 +757,7 @@ class TPProfiler:
             kind["calls"] += row["calls"]
             kind["bytes"] += row["bytes"]
         exposed, profiled = (sum(layer[name] for layer in self.layers) for name in ("exposed_comm_ms", "profiled_ms"))
-        rows = [(op, f"{kind['calls']:g} calls", f"{kind['bytes'] / 1e6:.3g} MB") for op, kind in by_op.items()]
+        rows = [(op, f"{kind['calls']:g} calls", readable_bytes(round(kind["bytes"]))) for op, kind in by_op.items()]
         fraction = exposed / profiled
         _show(f"tensor parallel over {self.tp_degree} ranks: {100 * fraction:.1f} % exposed communication", rows)
         return {"communication_fraction": fraction, "exposed_comm_ms": exposed, "by_op": by_op}
@@ -700,11 +775,11 @@ class PPProfiler:
 
         Times are None, with a reason, where no sends and receives between stages were found.
         """
-        view = _analysed(schedule_fn, num_steps)["by_strategy"]["pipeline"]
+        view = analysed(schedule_fn, num_steps)["by_strategy"]["pipeline"]
         if view is None:
             names = ("forward_ms", "backward_ms", "send_ms", "recv_ms", "wait_ms", "idle_ms", "bubble_fraction")
             return {**dict.fromkeys(names), "reason": "no sends and receives between stages were found"}
-        row = _own_row(view["ranks"])
+        row = own_row(view["ranks"])
         found = {
             **{name: row[name] for name in ("stage", "forward_ms", "backward_ms", "send_ms", "wait_ms", "idle_ms")},
             "recv_ms": row["receive_ms"],
@@ -713,7 +788,7 @@ class PPProfiler:
             "schedule": view["schedule"],
             "reason": None,
         }
-        _show("pipeline, rank 0", [(name, _number(value)) for name, value in found.items() if value is not None])
+        show_values("pipeline, rank 0", found)
         return found
 
     def calculate_bubble_fraction(self) -> float:
@@ -773,7 +848,7 @@ class ZeROProfiler:
             "communication_factor": 1.5 if self.stage == 3 else 1.0,
             "states_GB": None if num_parameters is None else each * num_parameters / 1e9,
         }
-        _show(f"ZeRO stage {self.stage}, {self.world_size} ranks", [(k, _number(v)) for k, v in found.items()])
+        show_values(f"ZeRO stage {self.stage}, {self.world_size} ranks", found)
         return found
 
 
@@ -833,8 +908,8 @@ def _communication(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
     from stepscope.lab.bench.in_process import step_times_ms
 
     total_ms = median(step_times_ms(step, steps=num_steps, warmup_steps=_WARMUP_STEPS))
-    report = _analysed(step, num_steps)
-    row = _own_row(report["ranks"])
+    report = analysed(step, num_steps)
+    row = own_row(report["ranks"])
     steps = row["num_steps"]
     names = ("compute_ms", "comm_ms", "exposed_comm_ms")
     return {
@@ -847,11 +922,12 @@ def _communication(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
     }
 
 
-def _own_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def own_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return this rank's row."""
     return next((row for row in rows if row["rank"] == _rank()), rows[0])
 
 
-def _analysed(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
+def analysed(step: Callable[[], Any], num_steps: int) -> dict[str, Any]:
     """Return the report of `num_steps` calls on every rank: traces go to rank 0, which reads them for all."""
     from stepscope.lab.bench.in_process import from_first, recorded_traces
 
@@ -891,7 +967,14 @@ def _guide(title: str, run: Any, values: Mapping[str, tuple[float | None, str]] 
     measured = {name: Measurement(*value) for name, value in (values or {}).items()}
     guide = guide_of(None if run is None else run.account, title, values=measured)
     items = [{**item.check, "remedy": item.remedy} for item in guide["items"]]
-    _show(title, [(i["id"], _number(i["value"]), i["status"], f"good: {i['good']}", i["reason"]) for i in items])
+    known = [i for i in items if i["status"] != "not measured"]
+    _show(title, [(i["id"], _number(i["value"]), i["status"], f"good: {i['good']}", i["reason"]) for i in known])
+    unknown: dict[str, list[str]] = {}
+    for i in items:
+        if i["status"] == "not measured":
+            unknown.setdefault(i["reason"], []).append(i["id"])
+    for reason, ids in unknown.items():
+        _print(f"  not measured ({reason}): {', '.join(ids)}")
     return items
 
 
@@ -961,6 +1044,11 @@ def _show(title: str, rows: Iterable[Sequence[str]]) -> None:
     _print("\n".join([title, *(f"  {line}" for line in lines)]))
 
 
+def show_values(title: str, values: Mapping[str, Any]) -> None:
+    """Print named values on rank 0; those that are unknown are left out."""
+    _show(title, [(name, _number(value)) for name, value in values.items() if value is not None])
+
+
 def _print(text: str) -> None:
     if _rank() == 0:
         print(text, flush=True)  # noqa: T201 - reports of a script's or a notebook's reader
@@ -970,6 +1058,10 @@ def _number(value: Any) -> str:
     if value is None:
         return "unknown"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _size(name: str, value: Any) -> str:
+    return readable_bytes(round(1e9 * value)) if name.endswith("_GB") and value is not None else _number(value)
 
 
 def _gb(size_bytes: int | None) -> float | None:

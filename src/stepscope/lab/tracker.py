@@ -11,29 +11,45 @@ Nothing waits for the device: where it runs ahead of the host a single step's ti
 window is right. What is not known is left out, and `why_not` says why.
 """
 
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import IO, Any
 
 import torch
 
+from stepscope.contract.lateness import LateRank
+from stepscope.contract.tensorboard import scalars_record, version_record
 from stepscope.errors import UsageError
 from stepscope.record.batch_contents import contents_of
 from stepscope.record.failsafe import explain, say
 from stepscope.record.memory import device_stats, host_bytes
-from stepscope.record.sinks import Sink, sinks_from
 from stepscope.record.straggler_detector import StragglerDetector
-from stepscope.record.tracker import SLOWER, Alert, alerts_of
+from stepscope.side_file import refuse_output
+
+# share by which the window's second half may be slower than its first
+SLOWER = 0.10
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One problem to check."""
+
+    #: long-step, slower, memory or straggler
+    id: str
+    step: int
+    text: str
 
 
 class PerformanceTracker:
     """One per rank; counts per step are of this rank, and `world_size` makes them the job's where it is given.
 
     `flops_per_step` or `flops_per_token` are the model's on this rank, `peak_tflops` its device's peak. `log_to` is a
-    place for scalars (`tensorboard:DIR`, `wandb:PROJECT`, `mlflow:EXPERIMENT`, a function) or a list of them;
-    `on_alert` is called with each new alert.
+    place for scalars (`tensorboard:DIR`, a function) or a list of them; `on_alert` is called with each new alert.
     """
 
     def __init__(
@@ -58,7 +74,8 @@ class PerformanceTracker:
         self.why_not: dict[str, str] = {}
         self._flops = (flops_per_step, flops_per_token)
         self._peak_tflops, self._world_size = peak_tflops, world_size
-        self._sinks: list[Sink] = sinks_from(log_to)
+        given = log_to if isinstance(log_to, list | tuple) else [] if log_to is None else [log_to]
+        self._sinks = [TensorBoard(one) if isinstance(one, str) else one for one in given]
         self._log_every, self._detector, self._on_alert, self._slower = log_every, detector, on_alert, slower
         self._clock = clock
         self._last_s = clock()
@@ -133,7 +150,7 @@ class PerformanceTracker:
     def close(self, *, report: str | Path | Iterable[str | Path] | None = None) -> dict[str, Any]:
         """Return the summary after handing over the report, if there is one, and ending the sinks."""
         files = [report] if isinstance(report, str | Path) else list(report or ())
-        for sink in self._sinks:
+        for sink in (one for one in self._sinks if isinstance(one, TensorBoard)):
             for path in files:
                 self._safely(lambda sink=sink, path=path: sink.artefact(path))  # type: ignore[misc]
             self._safely(sink.close)
@@ -178,7 +195,7 @@ class PerformanceTracker:
     def _tell(self, values: dict[str, float]) -> None:
         if self.steps % self._log_every == 0:
             for sink in list(self._sinks):
-                if not self._safely(lambda sink=sink: sink.scalars(self.steps - 1, values)):  # type: ignore[misc]
+                if not self._safely(lambda sink=sink: sink(self.steps - 1, values)):  # type: ignore[misc]
                     self._sinks.remove(sink)
         late = self._detector.stragglers() if self._detector is not None else []
         times_ms = [1e3 * seconds for seconds, _, _ in self._window]
@@ -198,3 +215,66 @@ class PerformanceTracker:
             say(f"a place for scalars is off from here on: {explain(e)}")
             return False
         return True
+
+
+class TensorBoard:
+    """An event file in the folder of `tensorboard:DIR`, written without TensorBoard; each call reaches the disk."""
+
+    def __init__(self, place: str) -> None:
+        kind, _, name = place.partition(":")
+        if kind != "tensorboard" or not name:
+            raise UsageError(f"{place!r} is no place for scalars; use tensorboard:DIR, or a function")
+        self._folder = Path(name).absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.path = self._folder / f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}.{os.getpid()}"
+        refuse_output(self.path)
+        self._file: IO[bytes] = self.path.open("ab")
+        self._write(version_record(time.time()))
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> None:
+        self._write(scalars_record(step, values, wall_s=time.time()))
+
+    def artefact(self, path: str | Path) -> None:
+        """Copy the file next to the event file: TensorBoard has no artefacts."""
+        target = self._folder / Path(path).name
+        if target.absolute() != Path(path).absolute():
+            refuse_output(target)
+            target.write_bytes(Path(path).read_bytes())
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def _write(self, record: bytes) -> None:
+        self._file.write(record)
+        self._file.flush()
+
+
+# What in a window of steps is worth a word: pure rules over what was measured.
+
+
+def alerts_of(
+    step: int,
+    times_ms: Sequence[float],
+    *,
+    memory_share: float | None = None,
+    late: Sequence[LateRank] = (),
+    slower: float = SLOWER,
+) -> list[Alert]:
+    """Return what the last step and its window give reason to say; `times_ms` ends with the last step."""
+    found = []
+    if len(times_ms) >= 20:
+        usual = median(times_ms)
+        if times_ms[-1] > 2.0 * usual:
+            found.append(Alert("long-step", step, f"step {step} took {times_ms[-1]:.1f} ms, usually {usual:.1f} ms"))
+        half = len(times_ms) // 2
+        first, second = median(times_ms[:half]), median(times_ms[half:])
+        if first > 0 and second > (1 + slower) * first:
+            found.append(Alert("slower", step, f"steps take {second / first - 1:.0%} longer than {half} steps ago"))
+    if memory_share is not None and memory_share >= 0.95:
+        found.append(Alert("memory", step, f"{memory_share:.0%} of the device's memory are reserved"))
+    found += [
+        Alert("straggler", step, f"rank {s.rank} is {s.late_ms:.1f} ms late, {s.slowdown:.2f} times the others' time")
+        for s in late
+    ]
+    return found

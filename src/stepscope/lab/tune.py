@@ -13,7 +13,7 @@ from stepscope.contract import live as names
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file
 from stepscope.lab.experiment import Agreement, Rounds, Trial, run_rounds
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import dataclass
 from stepscope.run.side_files import step_logs
 from stepscope.stats.change import Change, mean
 
@@ -128,6 +128,11 @@ _COMMUNICATION = (
 )
 _LOADING = ("data-loading", "straggler", "host-stall")
 _HOST = ("optimizer", "launch-overhead")
+_NCCL = (
+    ("TORCH_NCCL_HIGH_PRIORITY", "1", EQUAL),
+    ("NCCL_ALGO", "Tree", ROUNDING),
+    ("NCCL_PROTO", "LL128", EQUAL),
+)
 
 
 @dataclass(frozen=True)
@@ -199,12 +204,50 @@ def _place(candidate: Candidate, findings: Sequence[str]) -> int:
 
 def _every(job: Job, *, compiled: bool) -> Iterator[Candidate]:
     yield from _loading(job)
-    yield from _ddp(job)
-    yield from _kernels(job)
-    yield from _host(job)
-    yield from _nccl(job)
-    if compiled:
-        yield _setting(names.COMPILE, True, INEXACT, "model.compile()", ("launch-overhead", "memory-bound-kernels"))
+    yield from (candidate for applies, candidate in _by_condition(job, compiled=compiled) if applies)
+
+
+def _by_condition(job: Job, *, compiled: bool) -> list[tuple[bool, Candidate]]:
+    env, nccl, memory = job.environment or {}, job.backend == "nccl", ("allocator", "memory-pressure")
+    wrapper = "DistributedDataParallel(..., {})"
+    fused = job.optimizer in names.FUSED_OPTIMIZERS and not job.optimizer_chosen
+    tf32 = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
+    view = ("no-overlap", "memory-pressure", "launch-overhead")
+    # What is freed stays with the process: glibc would give large blocks back and fault them in again.
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+    keeps = not job.on_cuda and not job.mimalloc and "MALLOC_TRIM_THRESHOLD_" not in env
+    expands = job.on_cuda and not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & env.keys()
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    compiles = ("launch-overhead", "memory-bound-kernels")
+    return [
+        *(
+            (job.has_ddp, _setting(names.BUCKET, mb, ROUNDING, wrapper.format(f"bucket_cap_mb={mb}"), _COMMUNICATION))
+            for mb in _BUCKETS_MB
+        ),
+        (job.has_ddp, _setting(names.BUCKET_VIEW, True, EQUAL, wrapper.format("gradient_as_bucket_view=True"), view)),
+        (fused, _setting(names.FUSED, True, ROUNDING, f"{job.optimizer}(..., fused=True)", _HOST)),
+        (job.on_cuda, _setting(names.TF32, True, INEXACT, tf32, ("precision",))),
+        (
+            job.on_cuda and job.convolutions,
+            _setting(
+                names.BENCHMARK, True, ROUNDING, "torch.backends.cudnn.benchmark = True", ("memory-bound-kernels",)
+            ),
+        ),
+        *(
+            (
+                not job.on_cuda and job.threads not in (None, threads),
+                _variables({"OMP_NUM_THREADS": str(threads)}, ROUNDING, ("host-stall",)),
+            )
+            for threads in sorted({job.cores_per_rank, 1}, reverse=True)
+        ),
+        (keeps, _variables(malloc, EQUAL, memory, name="malloc keeps freed memory")),
+        (expands, _variables(segments, EQUAL, memory, name="expandable_segments:True")),
+        *(
+            (nccl and name not in env, _variables({name: value}, results, _COMMUNICATION))
+            for name, value, results in _NCCL
+        ),
+        (compiled, _setting(names.COMPILE, True, INEXACT, "model.compile()", compiles)),
+    ]
 
 
 def _loading(job: Job) -> Iterator[Candidate]:
@@ -234,54 +277,6 @@ def _candidates_loader(settings: Mapping[str, Any], findings: tuple[str, ...] = 
     given = ", ".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
     short = ", ".join(f"{name}={value}" for name, value in settings.items()).replace(", loader.", ", ")
     return Candidate(short, EQUAL, f"DataLoader(..., {given})", dict(settings), findings=findings)
-
-
-def _ddp(job: Job) -> Iterator[Candidate]:
-    if job.has_ddp:
-        for size_mb in _BUCKETS_MB:
-            keep = f"DistributedDataParallel(..., bucket_cap_mb={size_mb})"
-            yield _setting(names.BUCKET, size_mb, ROUNDING, keep, _COMMUNICATION)
-        keep = "DistributedDataParallel(..., gradient_as_bucket_view=True)"
-        yield _setting(names.BUCKET_VIEW, True, EQUAL, keep, ("no-overlap", "memory-pressure", "launch-overhead"))
-
-
-def _kernels(job: Job) -> Iterator[Candidate]:
-    if job.optimizer in names.FUSED_OPTIMIZERS and not job.optimizer_chosen:
-        yield _setting(names.FUSED, True, ROUNDING, f"{job.optimizer}(..., fused=True)", _HOST)
-    if job.on_cuda:
-        keep = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
-        yield _setting(names.TF32, True, INEXACT, keep, ("precision",))
-        if job.convolutions:
-            keep = "torch.backends.cudnn.benchmark = True"
-            yield _setting(names.BENCHMARK, True, ROUNDING, keep, ("memory-bound-kernels",))
-
-
-def _host(job: Job) -> Iterator[Candidate]:
-    env = job.environment or {}
-    if not job.on_cuda:
-        for threads in sorted({job.cores_per_rank, 1}, reverse=True):
-            if job.threads is not None and threads != job.threads:
-                yield _variables({"OMP_NUM_THREADS": str(threads)}, ROUNDING, ("host-stall",))
-        if not job.mimalloc and "MALLOC_TRIM_THRESHOLD_" not in env:
-            # What is freed stays with the process: glibc would give large blocks back and fault them in again.
-            keep = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-            yield _variables(keep, EQUAL, ("allocator", "memory-pressure"), name="malloc keeps freed memory")
-    elif not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & env.keys():
-        keep = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-        yield _variables(keep, EQUAL, ("allocator", "memory-pressure"), name="expandable_segments:True")
-
-
-def _nccl(job: Job) -> Iterator[Candidate]:
-    env = job.environment or {}
-    if job.backend != "nccl":
-        return
-    for name, value, results in (
-        ("TORCH_NCCL_HIGH_PRIORITY", "1", EQUAL),
-        ("NCCL_ALGO", "Tree", ROUNDING),
-        ("NCCL_PROTO", "LL128", EQUAL),
-    ):
-        if name not in env:
-            yield _variables({name: value}, results, _COMMUNICATION)
 
 
 def _setting(name: str, value: Any, results: str, keep: str, findings: tuple[str, ...]) -> Candidate:
@@ -371,55 +366,37 @@ _UNDECIDED = "may help, but within the noise: use more --rounds or a quieter mac
 RunTrial = Callable[[str, Candidate | None], Trial]
 
 
-@dataclass(frozen=True)
-class JudgedSetting:
-    """One setting after its trials."""
-
-    candidate: Candidate
-    step_ms: float | None
-    #: of the step, from the unchanged job; None with too few rounds
-    change: Change | None
-    agreement: Agreement | None
-    #: why it is not recommended; None if it is
-    why_not: str | None
-    rounds: int
-
-    @property
-    def keeps(self) -> bool:
-        return self.why_not is None
+# a setting as the JSON has it
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TuneResult(ArrayRecord):
-    """Result of a search."""
+def tune(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> dict[str, Any]:
+    """Return the result of trying these settings as JSON, also of an interrupted search.
 
-    settings: tuple[JudgedSetting, ...]
-    #: those worth keeping, together; None where there were not several
-    combined: JudgedSetting | None
-    base: tuple[Trial, ...]
-    #: whether it was ended before all rounds had run
-    stopped: bool = False
-
-    @property
-    def keep(self) -> JudgedSetting | None:
-        """Return what to recommend: the shortest step, and of several the combination only if it is shorter."""
-        good = [j for j in (*self.settings, *([self.combined] if self.combined else [])) if j.keeps]
-        return min(good, key=_ratio, default=None)
-
-
-def tune(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> TuneResult:
-    """Return the result of trying these settings, also of an interrupted search."""
+    `keep` is what to recommend: the shortest step, and of several settings the combination only if it is shorter.
+    """
     tests = len(tried) + (len(tried) > 1)
     looks = (rounds, rounds + max(rounds, _MIN_MORE))
-    first = _rounds(tried, run, looks=looks, tests=tests, what="round")
-    single = [_judged(c, first, tests=tests) for c in tried]
-    kept = sorted((j for j in single if j.keeps), key=_ratio)
-    both = together([j.candidate for j in kept])
-    if len(kept) < 2 or both.name == kept[0].candidate.name or first.stopped:
-        return TuneResult(tuple(single), None, tuple(first.base), first.stopped)
-    second = _rounds([both], run, looks=looks[:1], tests=tests, what="together, round")
-    combined = _judged(both, second, tests=tests)
-    return TuneResult(tuple(single), combined, (*first.base, *second.base), second.stopped)
+    found = _rounds(tried, run, looks=looks, tests=tests, what="round")
+    rows, base, stopped = [_judged(c, found, tests=tests) for c in tried], found.base, found.stopped
+    kept = {row["name"]: c for row, c in sorted(zip(rows, tried, strict=True), key=_step) if row["kept"]}
+    both = together([*kept.values()])
+    if len(kept) > 1 and both.name not in kept and not stopped:
+        found = _rounds([both], run, looks=looks[:1], tests=tests, what="together, round")
+        rows.append(_judged(both, found, tests=tests))
+        base, stopped = [*base, *found.base], found.stopped
+    known = [trial.step_ms for trial in base if trial.step_ms is not None]
+    return {
+        "stopped": stopped,
+        "tried": len(tried),
+        "unchanged_step_ms": fmean(known) if known else None,
+        "keep": max((row for row in rows if row["kept"]), key=lambda row: row["gain_pct"], default=None),
+        "settings": rows,
+    }
+
+
+def _step(judged: tuple[Row, Candidate]) -> float:
+    return -float(judged[0]["gain_pct"] or 0.0)
 
 
 def _rounds(tried: Sequence[Candidate], run: RunTrial, *, looks: Sequence[int], tests: int, what: str) -> Rounds:
@@ -433,7 +410,7 @@ def _rounds(tried: Sequence[Candidate], run: RunTrial, *, looks: Sequence[int], 
         [BASE, *by_name],
         run_round,
         looks=looks,
-        undecided=lambda found: [c.name for c in tried if _judged(c, found, tests=tests).why_not == _UNDECIDED],
+        undecided=lambda found: [c.name for c in tried if _judged(c, found, tests=tests)["why_not"] == _UNDECIDED],
         why_out=lambda found, name: _why_out(by_name[name], found),
     )
 
@@ -452,16 +429,28 @@ def _why_out(candidate: Candidate, found: Rounds) -> str | None:
     return None
 
 
-def _judged(candidate: Candidate, found: Rounds, *, tests: int) -> JudgedSetting:
+def _judged(candidate: Candidate, found: Rounds, *, tests: int) -> Row:
     name = candidate.name
     pairs, good = found.pairs(name), [t for t in found.base if t.failed is None]
     change = found.change(name, location=mean, tests=_LOOKS * tests)
     agrees = [agreement(b, good, results=candidate.results) for b in found.trials[name] if b.failed is None]
     order = {False: 0, None: 1, True: 2}
     worst = min(agrees, key=lambda a: (order[a.agrees], -(a.loss_error or 0.0)), default=None)
-    step_ms = fmean(b.step_ms or 0.0 for _, b in pairs) if pairs else None
     why_not = found.out[name] if name in found.out else _why_not(change, worst, _mean_ratio(pairs))
-    return JudgedSetting(candidate, step_ms, change, worst, why_not, len(pairs))
+    gains = {"gain_pct": "ratio", "gain_low_pct": "high", "gain_high_pct": "low"}
+    return {
+        "name": name,
+        "settings": dict(candidate.settings),
+        "environment": dict(candidate.environment),
+        "in_the_script": candidate.keep,
+        "step_ms": fmean(b.step_ms or 0.0 for _, b in pairs) if pairs else None,
+        **{key: 100 * (1 - getattr(change, of)) if change else None for key, of in gains.items()},
+        "rounds": len(pairs) if change else None,
+        "results": worst.why if worst else None,
+        "results_apart": worst.loss_error if worst else None,
+        "kept": why_not is None,
+        "why_not": why_not,
+    }
 
 
 def _mean_ratio(pairs: Sequence[tuple[Trial, Trial]]) -> float:
@@ -478,26 +467,3 @@ def _why_not(change: Change | None, agrees: Agreement | None, mean_ratio: float)
     if change.slower:
         return "slower"
     return _UNDECIDED if min(change.ratio, mean_ratio) < 1 - _MATTERS else "within chance"
-
-
-def _ratio(judged: JudgedSetting) -> float:
-    return judged.change.ratio if judged.change else 1.0
-
-
-def setting_document(judged: JudgedSetting) -> dict[str, object]:
-    """Return the verdict on one setting as JSON."""
-    c, a, change = judged.candidate, judged.agreement, judged.change
-    gains = {"gain_pct": "ratio", "gain_low_pct": "high", "gain_high_pct": "low"}
-    return {
-        "name": c.name,
-        "settings": dict(c.settings),
-        "environment": dict(c.environment),
-        "in_the_script": c.keep,
-        "step_ms": judged.step_ms,
-        **{key: 100 * (1 - getattr(change, of)) if change else None for key, of in gains.items()},
-        "rounds": judged.rounds if change else None,
-        "results": a.why if a else None,
-        "results_apart": a.loss_error if a else None,
-        "kept": judged.keeps,
-        "why_not": judged.why_not,
-    }

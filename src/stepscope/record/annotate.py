@@ -36,15 +36,16 @@ class Annotations:
         self.remove()
 
 
-def annotate_modules(model: torch.nn.Module) -> Annotations:
+def annotate_modules(model: torch.nn.Module, *, name: str = "") -> Annotations:
     """Return a handle on the ranges now around the forward of `model` and of every module in it.
 
-    A range is called `module: layers.0.attention`, the model itself by its class. It costs a few microseconds per
-    module call when no profiler runs. TorchScript cannot compile hooks: call `remove()` before `torch.jit.script`.
+    A range is called `module: layers.0.attention`, the model itself by `name` or by its class. It costs a few
+    microseconds per module call when no profiler runs. TorchScript cannot compile hooks: call `remove()` before
+    `torch.jit.script`.
     """
     handles: list[Any] = []
-    for name, module in model.named_modules():
-        label = f"module: {name or type(model).__name__}"
+    for inner, module in model.named_modules(prefix=name):
+        label = f"module: {inner or type(model).__name__}"
         handles.append(module.register_forward_pre_hook(partial(_enter, label)))
         handles.append(module.register_forward_hook(partial(_leave, label), always_call=True))
     return Annotations(handles)

@@ -86,8 +86,6 @@ class RecordConfig:
     only_set: bool = False  # nothing is recorded
     turn_address: str | None = None  # of the controller, where this job runs in turn with another one; see `turns`
 
-    track: tuple[str, ...] = ()  # where rank 0 sends scalars while training runs, as `track.sinks` reads them
-
     # How long anything of ours may take once training is over.
     close_wait_s: float = 30.0  # for this rank's own files
     others_grace_s: float = 5.0  # then for run.json, which needs the other ranks

@@ -357,7 +357,7 @@ class Recorder:
         error = sys.exc_info()[1]
         if error is None and not hasattr(sys, "ps1"):  # else of an earlier line of an interactive session
             error = getattr(sys, "last_value", None)
-        if error is not None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self.note(failure=type(error).__name__)
 
     def _forget(self) -> None:

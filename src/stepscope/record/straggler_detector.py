@@ -22,10 +22,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any, Protocol
 
 from stepscope.contract.lateness import (
@@ -39,7 +40,7 @@ from stepscope.contract.lateness import (
 from stepscope.contract.run_folder import atomic_write, json_object_in
 from stepscope.errors import UsageError
 from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
-from stepscope.record.rank import place_of_process
+from stepscope.record.rank import initialized_distributed, place_of_process
 
 # Own times exchanged without a collective: each rank puts `own/r`, rank 0 gathers them into `own/all`, all read that.
 
@@ -149,17 +150,22 @@ class StragglerDetector:
         window: int = DEFAULT_WINDOW_STEPS,
         threshold: float = DEFAULT_SCORE,
         *,
+        window_size: int | None = None,  # the guides' names of both
+        threshold_std: float | None = None,
         slowdown: float = DEFAULT_SLOWDOWN,
         every: int = 10,
         folder: str | Path | None = None,
         channel: Channel | None = None,
     ) -> None:
+        window = window if window_size is None else window_size
+        threshold = threshold if threshold_std is None else threshold_std
         if window < 1 or every < 1:
             raise UsageError(f"window and every have to be whole numbers of at least 1, not {window} and {every}")
         place = place_of_process()
         self.rank, self.world_size = place.rank, place.world_size
         self.threshold, self.slowdown = threshold, slowdown
         self._own_ms: deque[float] = deque(maxlen=window)
+        self._gathered: deque[list[float]] = deque(maxlen=window)
         self._every, self._steps, self._spent_ns = every, 0, 0
         if channel is None and place.world_size > 1:
             channel = FolderChannel(folder) if folder is not None else open_side_channel()
@@ -201,6 +207,36 @@ class StragglerDetector:
         return late_ranks(self.scores())
 
     detect = check = stragglers
+
+    # The interface of guides: seconds, and a collective in each step.
+
+    def record_step(self, step_time: float) -> None:
+        """End a step whose own time, before it waited for others, took so many seconds."""
+        self.step(1e3 * step_time)
+
+    def gather_times(self, local_time: float) -> list[float]:
+        """Return every rank's own time of this step in seconds. A collective: every rank has to call it."""
+        group = initialized_distributed()
+        if group is None:
+            return [local_time]
+        found = [local_time] * group.get_world_size()
+        group.all_gather_object(found, local_time)
+        return found
+
+    def detect_straggler(self, all_times: Sequence[float]) -> tuple[list[dict[str, float]], dict[str, float]]:
+        """Add one step's own times of all ranks in seconds; return the late ranks so far and this step's statistics."""
+        if self._gathered and len(self._gathered[-1]) != len(all_times):
+            self._gathered.clear()
+        self._gathered.append(list(all_times))
+        own_ns = {rank: [1e9 * s for s in own] for rank, own in enumerate(zip(*self._gathered, strict=True))}
+        late = late_ranks(lateness(own_ns, threshold=self.threshold, slowdown=self.slowdown))
+        found = [
+            {"rank": one.rank, "time": one.own_ns / 1e9, "z_score": one.score, "slowdown": one.slowdown} for one in late
+        ]
+        low, high = min(all_times), max(all_times)
+        spread = high / low if low > 0 else inf
+        mean, std = fmean(all_times), pstdev(all_times)
+        return found, {"mean": mean, "std": std, "max": high, "min": low, "spread": spread}
 
     @property
     def is_straggler(self) -> bool:

@@ -110,6 +110,7 @@ class WatchedSteps:
             self._run.probe_clock(f"before{step}")
             self._time_launches("before")
             self._known.send(self._run)  # a job that dies in its window leaves them too
+            self._run.outbox.put({"do": "window soon", "thread": threading.get_native_id()})
         if step == FIRST_STEPS:
             self._first_bytes = anonymous_bytes()
             self._known.send(self._run)

@@ -3,7 +3,7 @@
 No script and no style sheet: notebooks drop them, and names in a trace are untrusted, so all of them are escaped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, Protocol
 
@@ -127,8 +127,42 @@ class _Analysis(Protocol):
     def document(self) -> dict[str, Any]: ...
 
 
+_NO_ALLOCATIONS = "no allocations were recorded (stepscope record --memory)"
+
+
+def _there(drawing: Drawing | None, why_not: str) -> Drawing:
+    if drawing is None:
+        raise InputError(f"nothing to plot: {why_not}")
+    return drawing
+
+
+def _plot(draw: Callable[[dict[str, Any]], Drawing | None], why_not: str) -> Callable[[_Analysis], Drawing]:
+    """Return a method that draws a picture of the document, or raises why there is none."""
+
+    def plot(self: _Analysis) -> Drawing:
+        return _there(draw(self.document), why_not)
+
+    plot.__doc__ = draw.__doc__
+    return plot
+
+
 class Plots:
     """What an analysis can be seen as."""
+
+    plot_budget = _plot(pictures.budget, "no step was recorded")
+    plot_waterfall = _plot(pictures.waterfall, "the FLOPs or the chip's peak are unknown")
+    plot_what_if = _plot(pictures.what_if, "no finding has a fix to replay")
+    plot_roofline = _plot(pictures.roofline, "neither the kernels' shapes nor the chip are known")
+    plot_kernel_durations = _plot(pictures.kernel_durations, "nothing ran on a device")
+    plot_queue = _plot(pictures.device_queue, "no launch of device work was recorded")
+    plot_waiting = _plot(pictures.waiting, "no rank waited for another")
+    plot_traffic = _plot(pictures.sending, "no communication of known size was recorded")
+    plot_bandwidth = _plot(pictures.bandwidth, "no collective's bandwidth is known")
+    plot_memory = _plot(pictures.memory_over_steps, _NO_ALLOCATIONS)
+    plot_memory_of_run = _plot(pictures.memory_over_run, "no step log holds samples of memory")
+    plot_memory_peak = _plot(pictures.memory_peak, _NO_ALLOCATIONS)
+    plot_pipeline = _plot(pictures.pipeline, "no pipeline with known micro-batches was found")
+    plot_experts = _plot(pictures.experts, "no experts of known load were found")
 
     def plot_timeline(self: _Analysis, step: int | None = None) -> Drawing:
         """Return one step over all ranks, the typical one unless another is given."""
@@ -150,73 +184,8 @@ class Plots:
         grid = grid_of(self.account)
         return _there((grid and rank_times(grid, self.document)) or None, "fewer than two ranks have steps")
 
-    def plot_budget(self: _Analysis) -> Drawing:
-        """Return where the step goes."""
-        return _there(pictures.budget(self.document), "no step was recorded")
-
-    def plot_waterfall(self: _Analysis) -> Drawing:
-        """Return the losses between the chip's peak and the achieved FLOP rate."""
-        return _there(pictures.waterfall(self.document), "the FLOPs or the chip's peak are unknown")
-
-    def plot_what_if(self: _Analysis) -> Drawing:
-        """Return the step with each of the first fixes made."""
-        return _there(pictures.what_if(self.document), "no finding has a fix to replay")
-
     def plot_code(self: _Analysis, over: str = "lines") -> Drawing:
         """Return what the user's `lines` or the model's `modules` take, as an icicle."""
         if over not in ("lines", "modules"):
             raise UsageError(f"plot_code() draws lines or modules, not {over!r}")
         return _there(pictures.icicle(self.document, over), "no owners were recorded")
-
-    def plot_roofline(self: _Analysis) -> Drawing:
-        """Return kernels below the chip's roof."""
-        return _there(pictures.roofline(self.document), "neither the kernels' shapes nor the chip are known")
-
-    def plot_kernel_durations(self: _Analysis) -> Drawing:
-        """Return the time in kernels by their duration."""
-        return _there(pictures.kernel_durations(self.document), "nothing ran on a device")
-
-    def plot_queue(self: _Analysis) -> Drawing:
-        """Return how much launched work was queued on the device."""
-        return _there(pictures.device_queue(self.document), "no launch of device work was recorded")
-
-    def plot_waiting(self: _Analysis) -> Drawing:
-        """Return which rank waits for which."""
-        return _there(pictures.waiting(self.document), "no rank waited for another")
-
-    def plot_traffic(self: _Analysis) -> Drawing:
-        """Return which rank sends how much to which."""
-        return _there(pictures.sending(self.document), "no communication of known size was recorded")
-
-    def plot_bandwidth(self: _Analysis) -> Drawing:
-        """Return the bandwidth of each group's collectives."""
-        return _there(pictures.bandwidth(self.document), "no collective's bandwidth is known")
-
-    def plot_memory(self: _Analysis) -> Drawing:
-        """Return the memory of every rank over the recorded steps."""
-        return _there(pictures.memory_over_steps(self.document), _NO_ALLOCATIONS)
-
-    def plot_memory_of_run(self: _Analysis) -> Drawing:
-        """Return the memory of every rank over the whole run."""
-        return _there(pictures.memory_over_run(self.document), "no step log holds samples of memory")
-
-    def plot_memory_peak(self: _Analysis) -> Drawing:
-        """Return what is alive at the peak of the fullest rank."""
-        return _there(pictures.memory_peak(self.document), _NO_ALLOCATIONS)
-
-    def plot_pipeline(self: _Analysis) -> Drawing:
-        """Return a pipeline's micro-batches with the ideal below them."""
-        return _there(pictures.pipeline(self.document), "no pipeline with known micro-batches was found")
-
-    def plot_experts(self: _Analysis) -> Drawing:
-        """Return the load of each rank's experts."""
-        return _there(pictures.experts(self.document), "no experts of known load were found")
-
-
-_NO_ALLOCATIONS = "no allocations were recorded (stepscope record --memory)"
-
-
-def _there(drawing: Drawing | None, why_not: str) -> Drawing:
-    if drawing is None:
-        raise InputError(f"nothing to plot: {why_not}")
-    return drawing

@@ -103,7 +103,7 @@ def what_if(document: Document) -> Drawing | None:
     if not made:
         return None
     bars = []
-    for state in (s for s in made["states"] if len(s["fixes"]) < 2):
+    for state in made["states"]:
         name = document["findings"][state["fixes"][0]]["title"] if state["fixes"] else "now"
         parts = [(_PATH_COLOUR.get(k, "unknown"), PATH.get(k, k), v) for k, v in state["path"].items()]
         bars.append(Bar(name, parts, unit_text(made["step_ms"] - state["saving_ms"], "ms")))

@@ -14,6 +14,7 @@ Standard library only. Pictures are functions: a terminal, which shows none, imp
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from math import floor, log10
 from typing import Any, Protocol
 
@@ -86,6 +87,16 @@ def section_of(id_: str, title: str, said: str, items: Iterable[Any], *columns: 
     """Return a section with a table, none where the table is empty."""
     table = table_of(items, *columns)
     return [Section(id_, title, (said,) if said else (), table=table, **more)] if table["rows"] else []
+
+
+def picture(module: str, name: str, *given: Any) -> Callable[[], Drawn | None]:
+    """Return a picture by the module of `report` and the function that draw it, imported where it is shown."""
+
+    def draw() -> Drawn | None:
+        drawn: Drawn | None = getattr(import_module(f"stepscope.report.{module}"), name)(*given)
+        return drawn
+
+    return draw
 
 
 def pct(share: float | None) -> float | None:

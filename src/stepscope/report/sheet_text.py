@@ -80,11 +80,11 @@ def _cards(cards: Sequence[Mapping[str, Any]], room: int) -> list[Row]:
 
 
 def _section(section: Section, room: int, *, most: int | None) -> list[Row]:
-    rows = [
-        row
-        for line in section.lines
-        for row in wrapped(printable(line, width=_MAX_LENGTH), room, first="", indent="  ")
-    ]
+    rows: list[Row] = []
+    for line in section.lines:
+        text = printable(line, width=_MAX_LENGTH)
+        # an indented line is a command, to be copied in one piece
+        rows += [((text, ""),)] if line.startswith("  ") else wrapped(text, room, first="", indent="  ")
     table = section.table
     if table and table["rows"]:
         total = len(table["rows"])

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stepscope.contract.names import CAUSES, ENERGY, PARTS, shown_parts
-from stepscope.document.other_tools import nccl_calls, nccl_facts, size_text
+from stepscope.contract.names import CAUSES, PARTS, shown_parts
 from stepscope.document.sentence import (
+    capital,
+    fact_text,
     headline_sentence,
     is_bound,
     joules_text,
@@ -20,11 +21,13 @@ from stepscope.document.sentence import (
     likely_text,
     places_of,
     saving_text,
+    serving_lines,
     three_digits,
     time_text,
+    together_text,
 )
 from stepscope.report.lines import Row, broken, cut, painted, text_width, wrapped
-from stepscope.units import printable, readable_bytes
+from stepscope.units import printable, rank_ranges
 
 Json = Mapping[str, Any]
 MAX_ROWS = 25
@@ -32,8 +35,6 @@ _MAX_WIDTH = 100
 _MIN_WIDTH = 36
 #: share of the step below which a part, or a difference between ranks, is not worth a row
 _WORTH_SHOWING = 0.03
-#: a line with a smaller share of self time only calls others
-_MIN_SELF = 0.25
 #: a line that holds this share of a finding's cost is its place
 _MIN_MOSTLY = 0.5
 # three digits show a shorter step as 0.000
@@ -69,7 +70,6 @@ _COLUMNS = {
     "copies": ("copy",),
     "idle": ("data_loading", "launch_gap", "host_sync", "allocator", "host_stall", "unknown"),
 }
-_JOULES = {"j_per_step": "per step", "j_per_token": "per token", "j_per_sample": "per sample", "total_j": "in all"}
 #: cells of a fix's title below which its saving gets a row of its own
 _MIN_TITLE = 30
 #: fixes, rows per fix after the first, bars, rows of ranks, lines: the first layout that fits is taken
@@ -95,10 +95,14 @@ def summary_text(
     """
     room = min(width, _MAX_WIDTH) - (0 if unicode else 4)  # "->" and "..." are wider
     view = _View(document, command, max(_MIN_WIDTH, room), verbose=verbose)
-    rows = _screen(view)
-    if verbose:
-        rows += _details(view)
-    return painted(rows, unicode=unicode, colour=colour)
+    screen = painted(_screen(view), unicode=unicode, colour=colour)
+    if not verbose:
+        return screen
+    from stepscope.report.pages.report import details_sheet
+    from stepscope.report.sheet_text import sheet_text
+
+    details = details_sheet(document, command)
+    return f"{screen}\n{sheet_text(details, verbose=True, width=width, unicode=unicode, colour=colour)}"
 
 
 class _View:
@@ -194,13 +198,15 @@ def _opening(view: _View) -> list[Row]:
     sentence, more, leading = headline_sentence(document), [], leading_findings(view.findings)
     gives_reason = unclear and (cannot or not leading)
     if view.is_light:
-        sentence = _capital(document["verdict_reason"])
+        sentence = capital(document["verdict_reason"])
     elif not gives_reason and (not leading or leading[0]["saving_pct"] < 10):
-        more.append(_capital(document["verdict_reason"]))  # without the verdict, which may be about something else
+        more.append(capital(document["verdict_reason"]))  # without the verdict, which may be about something else
     if cannot and not unclear:
         more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
     whole = [sentence] if text_width(sentence) + 2 <= width else re.split(r"(?<=\.) (?=Fix)", sentence, maxsplit=1)
     rows = [row for part in whole for row in _whole_clauses(part, width, style="bold", most=3 if width >= 60 else 8)]
+    if document["run"].get("failure") and document["run"]["num_steps"]:
+        more.append(f"! The job failed: {printable(document['run']['failure'])}.")
     if caveats := _caveats(view):
         more.append(f"! {' '.join(caveats)}")
     for line in more:
@@ -208,7 +214,7 @@ def _opening(view: _View) -> list[Row]:
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
     for line in lost[:1]:
         rows += wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
-    return [*rows, *(row for line in _serving(document)[:2] for row in wrapped(line, width, indent="  ", most=1))]
+    return [*rows, *(row for line in serving_lines(document)[:2] for row in wrapped(line, width, indent="  ", most=1))]
 
 
 def _caveats(view: _View) -> list[str]:
@@ -243,24 +249,6 @@ def _is_awaited(document: Json, straggler: Json) -> bool:
     return not waits or max(waits) >= max(_MIN_AWAITED * straggler["late_ms_per_step"], _WORTH_SHOWING * step_ms)
 
 
-def _serving(document: Json) -> list[str]:
-    serving = document.get("serving") or {"kinds": ()}
-    lines = []
-    for kind in serving["kinds"]:
-        name, steps = printable(kind["kind"], width=20), _count(kind["steps"], "step")
-        parts = [f"{name}: {steps} of {three_digits(kind['step_ms'])} ms"]
-        parts += [
-            _count(round(kind[f"{name}s_per_step"]), name)
-            for name in ("request", "token")
-            if kind[f"{name}s_per_step"] is not None
-        ]
-        rate = "" if kind["tokens_per_s"] is None else f" ({kind['tokens_per_s']:,.0f} tokens/s)"
-        lines.append(", ".join(parts) + rate)
-    if serving.get("generated_per_s"):
-        lines.append(f"generated {serving['generated_per_s']:,.0f} tokens/s")
-    return lines
-
-
 # Fixes
 
 
@@ -278,8 +266,9 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
         rows += _examined(view)
     rest = len(view.findings) - len(shown)
     more = f"{rest}{' more' if shown else ''} fix{'es' * (rest > 1)}" if rest else ""
-    if len(shown) > 1 and shown == view.findings[: len(shown)] and _leaves_some(view, len(shown)):
-        return [*rows, _together_row(view, len(shown), more, numbers[0])]
+    in_order = len(shown) > 1 and shown == view.findings[: len(shown)]
+    if in_order and (together := together_text(view.document, len(shown), view.step_ms)):
+        return [*rows, _together_row(view, len(shown), together, more, numbers[0])]
     how = "smaller or less certain" if shown else "small or uncertain"
     hidden = [
         *([f"{more}, {how}"] if rest else []),
@@ -288,19 +277,6 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     if hidden and not view.verbose:
         rows += wrapped(f"·  {'; '.join(hidden)} (-v)", view.width, indent=" ", style="dim")
     return rows
-
-
-def _together(view: _View, count: int) -> tuple[str, float]:
-    """Return the first fixes as one line, which says so where they do not save the sum of their savings."""
-    saved = view.document["findings_combined"][count - 1]["saving_ms_per_step"]
-    alone = sum(f["saving_alone_ms"] for f in view.findings[:count])
-    note = " (they overlap)" if saved < 0.995 * alone else " (more than their sum)" if saved > 1.005 * alone else ""
-    return f"Fixes 1–{count} together{note}", saved
-
-
-def _leaves_some(view: _View, count: int) -> bool:
-    """Return whether the first fixes together leave some of the step: estimates that exceed it are no joint saving."""
-    return view.document["findings_combined"][count - 1]["saving_ms_per_step"] < 0.99 * (view.step_ms or 0.0)
 
 
 def _numbers(view: _View, findings: Sequence[Json]) -> list[tuple[str, str]]:
@@ -320,8 +296,8 @@ def _title_room(view: _View, numbers: tuple[str, str]) -> int:
     return view.width - sum(map(len, numbers)) - 8
 
 
-def _together_row(view: _View, count: int, more: str, numbers: tuple[str, str]) -> Row:
-    text, saved = _together(view, count)
+def _together_row(view: _View, count: int, together: tuple[str, float], more: str, numbers: tuple[str, str]) -> Row:
+    text, saved = together
     room, total = (
         _title_room(view, numbers),
         f"{'at most ' if any(map(is_bound, view.findings[:count])) else '−'}{time_text(saved, view.step_ms)} ms",
@@ -387,7 +363,7 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
     several = {fact["what"] for fact in finding["evidence"] if fact["what"] != "late in"}
     same = [what for what in several if sum(fact["what"] == what for fact in finding["evidence"]) > 1]
     facts += [
-        _fact(view, fact) + (f" ({fact['where']})" if fact["what"] in same and fact["where"] else "")
+        fact_text(fact, view.step_ms) + (f" ({fact['where']})" if fact["what"] in same and fact["where"] else "")
         for fact in finding["evidence"]
     ]
     line = facts[0] if facts else ""
@@ -395,19 +371,6 @@ def _evidence(view: _View, finding: Json, room: int) -> str:
         if fact not in line and text_width(f"{line}; {fact}") <= room:
             line = f"{line}; {fact}"
     return cut(line, room)
-
-
-def _fact(view: _View, fact: Json) -> str:
-    value = fact["value"]
-    text = str(value)
-    if isinstance(value, int | float):
-        text = three_digits(value) if value != int(value) else f"{value:,.0f}"
-        text = time_text(value, view.step_ms) if fact["unit"] == "ms" else text
-    if fact["unit"] == "bytes" and isinstance(value, int | float):
-        return printable(f"{fact['what']}: {readable_bytes(int(value))}")
-    joint = " " if fact["what"].endswith(" in") else ": "
-    what = fact["what"].replace(", per step", "").removesuffix(" per step")  # everything on the screen is per step
-    return printable(f"{what}{joint}{text} {fact['unit']}".rstrip())
 
 
 def _examined(view: _View) -> list[Row]:
@@ -425,13 +388,6 @@ def _examined(view: _View) -> list[Row]:
                 rows += lines
                 break
     return rows
-
-
-def _by_need(document: Json) -> dict[str, list[str]]:
-    needs: dict[str, list[str]] = {}
-    for one in document["not_examined"]:
-        needs.setdefault(one["needs"], []).append(one["rule"])
-    return needs
 
 
 # Where the step goes
@@ -557,7 +513,7 @@ def _ranks(view: _View, most: int) -> list[Row]:
             break
     if len(groups) == 1 and not view.late:
         within = f"within {100 * tolerance:.0f} % of the {view.whole}"
-        return wrapped(f"Ranks {_ranges(groups[0][0])} take the same time, {within}", view.width, indent=" ")
+        return wrapped(f"Ranks {rank_ranges(groups[0][0])} take the same time, {within}", view.width, indent=" ")
     if most == 1:
         return [((f" Ranks differ, {len(groups)} groups: -v", "dim"),)]
     shown = groups if len(groups) <= most else groups[: most - 1]
@@ -603,10 +559,8 @@ def _grouped(
     return sorted(means, key=lambda one: (-late_ms.get(one[0][0], 0.0), one[0][0]))
 
 
-def _rank_table(
-    view: _View, groups: Sequence[tuple[list[int], Mapping[str, float]]], *, is_complete: bool = False
-) -> list[Row]:
-    """Return the columns that fit; with `is_complete` the others in tables below."""
+def _rank_table(view: _View, groups: Sequence[tuple[list[int], Mapping[str, float]]]) -> list[Row]:
+    """Return the columns that fit."""
     most: dict[str, float] = {}
     for _, times in groups:
         most |= {name: max(ms, most.get(name, 0.0)) for name, ms in times.items()}
@@ -615,22 +569,20 @@ def _rank_table(
         columns.sort(key=lambda name: -most[name])
     late = [_late(view, view.late[ranks[0]]) if ranks[0] in view.late else "" for ranks, _ in groups]
     first = f" Ranks, ms per {view.whole}" if view.width >= 60 else " Ranks, ms"
-    labels = [f"   {cut(_ranges(ranks), 24)}{' ◀' * bool(text)}" for (ranks, _), text in zip(groups, late, strict=True)]
+    labels = [
+        f"   {cut(rank_ranges(ranks), 24)}{' ◀' * bool(text)}" for (ranks, _), text in zip(groups, late, strict=True)
+    ]
     names = max(map(len, (first, *labels)))
     late_width = max(map(len, late)) + 2 if any(late) else 0
     titles = {name: printable(name, width=20) for name in columns}
-    rows: list[Row] = []
-    while columns:
-        shown = columns[:]
-        while len(shown) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in shown) + late_width > view.width:
-            shown.pop()
-        header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in shown)
-        rows.append(((header, "bold"),))
-        for label, (_, times), text in zip(labels, groups, late, strict=True):
-            values = (view.ms(times[c]) if c in times else "?" for c in shown)
-            cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(shown, values, strict=True))
-            rows.append(((f"{label:<{names}}{cells}", ""), (f"  {text}" if text else "", "red")))
-        columns = columns[len(shown) :] if is_complete else []
+    while len(columns) > 1 and names + sum(max(len(titles[c]), 7) + 2 for c in columns) + late_width > view.width:
+        columns.pop()
+    header = f"{first:<{names}}" + "".join(f"  {titles[c]:>7}" for c in columns)
+    rows: list[Row] = [((header, "bold"),)]
+    for label, (_, times), text in zip(labels, groups, late, strict=True):
+        values = (view.ms(times[c]) if c in times else "?" for c in columns)
+        cells = "".join(f"  {value:>{max(len(titles[c]), 7)}}" for c, value in zip(columns, values, strict=True))
+        rows.append(((f"{label:<{names}}{cells}", ""), (f"  {text}" if text else "", "red")))
     return rows
 
 
@@ -640,17 +592,6 @@ def _late(view: _View, straggler: Json) -> str:
     is_found = any(straggler["rank"] in f["ranks"] for f in view.findings)
     by = f" by {time_text(straggler['late_ms_per_step'], view.step_ms)} ms"
     return f"late{cause}" if is_found else f"late{by}{cause}"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    texts = (f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in spans)
-    return ", ".join(texts)
 
 
 # Lines of code, and what to run next
@@ -686,247 +627,15 @@ def _next(view: _View) -> list[Row]:
     return [((" Next  ", "bold"), (command, "cyan"), (what if fits else "", "dim"))]
 
 
-# With -v
-
-
-def _details(view: _View) -> list[Row]:
-    document = view.document
-    sections: dict[str, Callable[[], list[Row]]] = {
-        "Verdict": lambda: wrapped(f"{document['verdict']}: {document['verdict_reason']}", view.width, indent="   "),
-        "Step": lambda: _step_details(view),
-        "All findings": lambda: [
-            row for n, f in enumerate(document["findings"], start=1) for row in _fix_details(view, n, f)
-        ],
-        "Not examined": lambda: _unexamined(view),
-        f"All parts of the {view.whole}": lambda: _all_parts(view),
-        "Lines of code": lambda: _code(view),
-        "All ranks": lambda: _all_ranks(view),
-        "Communication within and between nodes": lambda: _links(view),
-        "Measured kernels": lambda: _kernels(view),
-        "NCCL log": lambda: _nccl(view),
-        "Memory": lambda: _memory(view),
-        "Energy": lambda: _energy(view),
-        "Notes": lambda: [row for line in _notes(document) for row in wrapped(f"- {line}", view.width, indent="   ")],
-        "Commands": lambda: _commands(view),
-    }
-    rows: list[Row] = []
-    for title, section in sections.items():
-        found = section()
-        rows += [(), ((f" {title}", "bold"),), *found] if found else []
-    return rows
-
-
-def _step_details(view: _View) -> list[Row]:
-    step = view.document["step"]
-    lines, over = [], step["profiler_overhead_pct"]
-    if (whole_ms := step["unprofiled_ms"]) is not None:
-        ordinary_ms = step["profiled_ms"] / (1 + over / 100) if over else whole_ms
-        mean = f"; {three_digits(ordinary_ms)} in an ordinary step" if ordinary_ms < 0.99 * whole_ms else ""
-        lines.append(f"{three_digits(whole_ms)} ms without the profiler{mean}")
-    if step["profiled_ms"] is not None:
-        more = f" (+{over:.0f} %)" if over is not None and over >= 0.5 else " (no overhead detected)"
-        more = "; unprofiled time unknown" if view.is_profiled else "" if over is None else more
-        lines.append(f"{three_digits(step['profiled_ms'])} ms while profiled{more}")
-    for key, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
-        if step.get(key):
-            lines.append(f"{step[key]:,.0f} {unit}")
-    lines += _serving(view.document)
-    for one in view.document.get("rare_regions", ()):
-        often = f"in {one['steps']} of {one['num_steps']} steps"
-        lines.append(f"{printable(one['name'])}: {three_digits(one['ms_per_step'])} ms per step on average, {often}")
-    return [((f"   {line}", ""),) for line in lines]
-
-
-def _fix_details(view: _View, number: int, finding: Json) -> list[Row]:
-    saving, added = finding["saving_alone_ms"], finding["saving_ms_per_step"]
-    rows: list[Row] = []
-    numbers = "no saving claimed"
-    if saving > 0:
-        more = f", {time_text(added, view.step_ms)} ms more after the fixes above"
-        saves = f"saves {saving_text(finding, view.step_ms)} ms ({finding['saving_pct']:.0f} %)"
-        after = more if abs(added - saving) > 0.05 * saving else ""
-        numbers = f"{saves}, {likely_text(finding, view.step_ms, ' ms')}{after}"
-    title = printable(finding["title"])
-    rows += wrapped(f"{number}  {title} [{finding['id']}]", view.width, indent="   ", style="bold")
-    ranks = f", rank{'s' * (len(finding['ranks']) > 1)} {_ranges(finding['ranks'])}" if finding["ranks"] else ""
-    body = [f"{numbers}{ranks}", _capital(finding["cause"])]
-    body += [_fact(view, fact) + (f" ({fact['where']})" if fact["where"] else "") for fact in finding["evidence"]]
-    known = [w for w in finding.get("where") or () if w["file"] or w["module"]]
-    places = [f"{w['file']}:{w['line']}" if w["file"] else f"module {w['module']}" for w in known]
-    body += [f"at {', '.join(places)}"] if places and saving > 0 else []
-    for line in (*body, f"→ {finding['remedy']}"):
-        rows += wrapped(printable(line, width=1000), view.width, indent="      ")
-    if number == len(view.findings) > 1 and _leaves_some(view, number):
-        text, saved = _together(view, number)
-        rows += wrapped(f"{text}: {time_text(saved, view.step_ms)} ms per {view.whole}", view.width, indent="   ")
-    return rows
-
-
-def _unexamined(view: _View) -> list[Row]:
-    lines = [f"{', '.join(rules)}: needs {need}" for need, rules in _by_need(view.document).items()]
-    return [row for line in (*lines, *view.document["not_judged"]) for row in wrapped(line, view.width, indent="   ")]
-
-
-def _all_parts(view: _View) -> list[Row]:
-    parts = [(*_part_label(view, part), time_ms) for part, time_ms in _times(view).items()]
-    known = [part for part in parts if part[2] >= 0.005 * (view.step_ms or 0.0) and part[2] > 0]
-    return _bars(view, known) if known else []
-
-
-def _code(view: _View) -> list[Row]:
-    """Return the self time of lines that do more than call others."""
-    step_ms, found = view.step_ms or 0.0, []
-    for line in view.document["code"]:
-        own, inclusive = ([line[f"{of}{where}_ms"] for where in ("host", "device")] for of in ("own_", ""))
-        if 0.01 * step_ms <= max(own) <= step_ms and max(own) >= _MIN_SELF * max(inclusive):
-            found.append((own, line))
-    rows: list[Row] = []
-    for own, line in sorted(found, key=lambda one: -max(one[0])):
-        place = printable(f"{line['file']}:{line['line']}", width=40)
-        source = printable((line["source"] or line["function"] or "").strip())
-        text = f"   {view.ms(own[0]):>7}  {view.ms(own[1]):>7}  {place}  "
-        rows.append(((text, ""), (cut(source, max(0, view.width - text_width(text))), "dim")))
-    return [((f"   {'host':>7}  {'device':>7}  line (self time, ms per step)", "dim"),), *rows] if rows else []
-
-
-def _all_ranks(view: _View) -> list[Row]:
-    times = _rank_times(view)
-    if len(view.document["ranks"]) < 2 or not times:
-        return []
-    ordered = sorted(times, key=lambda rank: (rank not in view.late, rank))
-    rows = _rank_table(view, [([rank], times[rank]) for rank in ordered], is_complete=True)
-    unknown = [rank["rank"] for rank in view.document["ranks"] if rank["rank"] not in times]
-    if unknown:
-        why = "not analysed in full" if "ranks_in_full" in view.document["run"] else "no step was recorded"
-        rows += wrapped(f"ranks {_ranges(unknown)}: {why}", view.width, indent="   ")
-    known = [rank for rank in view.document["ranks"] if rank["overlap_pct"] is not None]
-    if known:
-        overlaps = ", ".join(f"rank {r['rank']} {r['overlap_pct']:.0f} %" for r in known[:16])
-        rows += wrapped(f"communication hidden behind compute: {overlaps}", view.width, indent="   ")
-    last = view.document["step"]["late_rank"]
-    return [*rows, ((f"   last to arrive at most collectives: rank {last}", ""),)] if last is not None else rows
-
-
-def _links(view: _View) -> list[Row]:
-    rows: list[Row] = []
-    steps = view.document["run"]["num_steps"] or 1
-    for link in view.document.get("links") or ():
-        used, rated = link["used_gb_per_s"], link["link_gb_per_s"]
-        speed = "bandwidth unknown" if used is None else f"{three_digits(used)} GB/s"
-        of = f" of {three_digits(rated)} of {link['link']}" if used is not None and rated else ""
-        ranks = f" ({link['group_size']})" if link["group_size"] else ""
-        nodes = f", {link['nodes']} nodes" if (link["nodes"] or 0) > 1 else ""
-        head = f"{link['span'] or 'unknown hosts'}: {printable(link['group'], width=30)}{ranks}{nodes}"
-        rows += wrapped(
-            f"{head}: {speed}{of}, {view.ms(link['exposed_ms'] / steps)} ms exposed", view.width, indent="   "
-        )
-    return rows
-
-
-def _kernels(view: _View) -> list[Row]:
-    if not view.is_light:
-        return []
-    columns = {
-        "us": "mean_ms",
-        "occup. %": "occupancy_pct",
-        "SM %": "sm_pct",
-        "DRAM %": "dram_pct",
-        "tensor %": "tensor_pct",
-    }
-    rows: list[Row] = []
-    for kernel in view.document["kernels"]:
-        numbers = (kernel[key] if key != "mean_ms" else 1000 * kernel[key] for key in columns.values())
-        cells = "".join(f"  {'?' if n is None else three_digits(n):>8}" for n in numbers)
-        bound = f"  {kernel['bound'] or '?'}, waits for {kernel['stall'] or '?'}"
-        rows.append(((f"   {cut(printable(kernel['function']), 26):<26} × {kernel['count']:<4.0f}{cells}{bound}", ""),))
-    header = f"   {'measured alone by Nsight Compute':<33}" + "".join(f"  {name:>8}" for name in columns)
-    return [((header, "bold"),), *rows] if rows else []
-
-
-def _nccl(view: _View) -> list[Row]:
-    logs = view.document.get("nccl") or ()
-    rows = [row for fact in nccl_facts(logs) for row in wrapped(printable(fact, width=400), view.width, indent="   ")]
-    for call in nccl_calls(logs)[:10]:
-        calls = "" if call["calls"] is None else f" × {call['calls']:,}"
-        line = f"{call['op']} of {size_text(call['size_bytes'])}{calls}  {call['algorithm']}"
-        rows.append(((cut(f"   {printable(line, width=200)}", view.width), ""),))
-    return rows
-
-
 def _nccl_line(view: _View) -> list[Row]:
     """Return NCCL's version, algorithms and warnings as one row; -v shows the rest."""
-    facts = nccl_facts(view.document.get("nccl") or ())
+    if not (logs := view.document.get("nccl")):
+        return []
+    from stepscope.document.other_tools import nccl_facts
+
+    facts = nccl_facts(logs)
     told = [fact for fact in facts if fact.startswith(("NCCL ", "algorithms", "warning"))]
     return [((cut(f" {printable('; '.join(told), width=400)}", view.width), "dim"),)] if told else []
-
-
-def _memory(view: _View) -> list[Row]:
-    logged = view.document.get("memory_steps") or ()
-    for name, where in (("allocated_bytes", "device memory"), ("host_bytes", "host memory")):
-        known = [(one["rank"], [(s, b) for s, b in zip(one["step"], one[name], strict=True) if b]) for one in logged]
-        enough = [(rank, points) for rank, points in known if len(points) >= 3]
-        if enough:
-            rank, points = max(enough, key=lambda one: max(b for _, b in one[1]))
-            sizes = [b for _, b in points]
-            span = f"{_spark_line(sizes)} min {readable_bytes(min(sizes))}, peak {readable_bytes(max(sizes))}"
-            span = f"constant {readable_bytes(max(sizes))}" if min(sizes) > 0.99 * max(sizes) else span
-            line = f"{where}, rank {rank}, steps {points[0][0]} to {points[-1][0]}: {span}"
-            return wrapped(line, view.width, indent="   ")
-    return []
-
-
-def _energy(view: _View) -> list[Row]:
-    energy = view.document.get("energy")
-    if not energy:
-        return []
-    lines = []
-    if energy["j_per_step"] is None:
-        lines.append(f"unknown: {energy['reason']}")
-    else:
-        per = [f"{joules_text(energy[key])} {of}" for key, of in _JOULES.items() if energy[key] is not None]
-        lines.append(f"{', '.join(per)} ({energy['source']}, {three_digits(energy['seconds'])} s measured)")
-    for one in energy["parts"]:
-        power = "" if one["power_w"] is None else f", {three_digits(one['power_w'])} W"
-        spread = f"{three_digits(one['low_j'])}–{three_digits(one['high_j'])}"
-        lines.append(f"{ENERGY[one['part']]}: {joules_text(one['j'])}, {one['pct']:.0f} %, likely {spread} J{power}")
-    for one in energy["late_ranks"]:
-        waste, waiting, own = (joules_text(one[f"{key}_j_per_step"]) for key in ("waste", "waiting", "own"))
-        lines.append(
-            f"lateness of rank {one['rank']}: {waste} per step (others waiting {waiting}, its own device {own})"
-        )
-    if energy["host"]:
-        lines.append(f"processors of the host: {joules_text(energy['host']['j_per_step'])} per step in addition")
-    return [row for line in (*lines, *energy["notes"]) for row in wrapped(line, view.width, indent="   ")]
-
-
-def _spark_line(values: Sequence[float], most: int = 24) -> str:
-    count = min(len(values), most)
-    cuts = [round(i * len(values) / count) for i in range(count + 1)]
-    heights = [max(values[a:b]) for a, b in pairwise(cuts)]
-    high = max(heights)
-    low = min(min(heights), 0.9 * high)  # a change of a few percent is drawn as one
-    return "".join("▁▂▃▄▅▆▇█"[int(7 * (h - low) / (high - low)) if high > low else 0] for h in heights)
-
-
-def _notes(document: Json) -> list[str]:
-    lines = [*document["warnings"]]
-    return [printable(w, width=1000) for w in lines if not any(w in other and w != other for other in lines)]
-
-
-def _commands(view: _View) -> list[Row]:
-    run, first = view.command, view.findings[0] if view.findings else None
-    commands = []
-    if first and first.get("what_if"):
-        words = " ".join(shlex.quote(printable(word)) for word in first["what_if"])
-        commands.append((f"stepscope whatif {run} {words}", "fix 1, alone or with others"))
-    if view.document["code"]:
-        commands.append((f"stepscope code {run}", "all source lines"))
-    if not view.is_light:
-        commands.append((f"stepscope report {run} --html report.html", "the report as one file"))
-    return [
-        ((f"   {command}", "cyan"), (f"   {what}" if text_width(command + what) + 6 <= view.width else "", "dim"))
-        for command, what in commands
-    ]
 
 
 # Text
@@ -934,10 +643,6 @@ def _commands(view: _View) -> list[Row]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _capital(text: str) -> str:
-    return text if "." in text.split(" ")[0][:-1] else text[:1].upper() + text[1:]  # file names keep their case
 
 
 def _mean(values: Sequence[float]) -> float:

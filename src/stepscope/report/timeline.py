@@ -26,11 +26,11 @@ from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives import span_rows
 from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.formats import Progress
-from stepscope.run.rank import Rank, rank_ranges
+from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
 from stepscope.tables.catalog import StringTable
 from stepscope.trace.table import EventKind, Int64s, rows_named
-from stepscope.units import NS_PER_US
+from stepscope.units import NS_PER_US, rank_ranges
 
 # In which lanes do the slices of one track lie, so that in each of them every slice is inside another or apart?
 #

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepscope.contract.run_folder import LAUNCH, RUN_JSON, facts_file, json_object_in
-from stepscope.contract.step_log import is_count
+from stepscope.contract.step_line import is_count
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.side_files import StepLog, readable_step_logs

@@ -3,28 +3,37 @@
     lost     in each logged step: how long the training thread was ready and had no core, by the kernel's count
     factor   (step - lost) / step
 
-Where much is lost, the clocks of trace and step log run slower by the factor: each part of a step has lost as much of
-its time. A rank that is alone has a factor for each step, or for the steps that were timed together. Several ranks have
-one for the profiled steps, so that their clocks still agree, and one for all others.
-Waits for something else (a sleep, a disk) are shortened as well: which part of a step they are is not known.
+Where much is lost, the clock of the step log runs slower by the factor. The trace's does not where a rank is alone and
+has a list of its waits for a core (`record/helper/core_waits.py`): its clock stands still in each of them. The end of a
+wait is known to a millisecond or so, and no event of the thread begins or ends in it: it is in a pause between two.
+
+Without the list each part of a step has lost as much of its time: a rank that is alone has a factor for each step, or
+for the steps that were timed together. Several ranks have one for the profiled steps, so that their clocks still agree,
+and one for all others. Waits for something else (a sleep, a disk) are then shortened as well.
 
 What a device computes needs no core, so runs with a device keep their times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.contract.run_folder import CORE_WAITS, SCHEMA, json_object, rank_file
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog, unprofiled_step
-from stepscope.stats.robust import median
-from stepscope.trace.table import NONE_NS, Int64s
+from stepscope.side_file import read_side_file
+from stepscope.stats.robust import distinct, median
+from stepscope.trace.table import NONE_NS, EventKind, Int64s
 from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]
+Clock = Callable[[Int64s], Int64s]
+# when each began, and how long it was
+Waits = tuple[Int64s, Int64s]
 
 # of the steps: from here on the wait for a core is what the machine does, and no fix of the job's
 STARVED = 0.1
@@ -50,7 +59,7 @@ def no_core_share(logs: Sequence[StepLog], *, profiled: bool = False) -> float |
 
 
 def on_core_time(
-    ranks: Sequence[Rank], logs: tuple[StepLog, ...], description: dict[str, Any]
+    ranks: Sequence[Rank], logs: tuple[StepLog, ...], description: dict[str, Any], folder: Path | None
 ) -> tuple[list[Rank], tuple[StepLog, ...], dict[str, Any], float]:
     """Return a run with the times of free cores, and the share of its time that was lost; 0 where that is little."""
     share = no_core_share(logs)
@@ -61,11 +70,14 @@ def on_core_time(
     alone = len(logs) == 1 and len(ranks) == 1 and logs[0].header.get("world_size", 1) == 1
     factors = [_factors(log, 1 - share, of_window, each=alone) for log in logs]
     of_step = dict(zip(logs[0].step.tolist(), factors[0].tolist(), strict=True)) if alone else {}
-    since_ns = min((int(rank.trace["ts_ns"].min(initial=1 << 62)) for rank in ranks), default=0)
+    moments = [rank.trace["ts_ns"] for rank in ranks]
+    since_ns = min((int(at[at != NONE_NS].min(initial=1 << 62)) for at in moments), default=0)
+    waits = _core_waits(folder, ranks[0]) if alone and folder is not None else None
     changed = tuple(_slower(log, factor) for log, factor in zip(logs, factors, strict=True))
     step = unprofiled_step(changed)
     described = {**description, "unprofiled_step_ms": ms(step.median_ns) if step is not None else None}
-    return [_on_clock(rank, of_step, of_window, since_ns) for rank in ranks], changed, described, share
+    clocks = [_clock(rank, of_step, of_window, since_ns) if waits is None else _without(waits) for rank in ranks]
+    return [_on_clock(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)], changed, described, share
 
 
 def _factors(log: StepLog, outside: float, of_window: float, *, each: bool) -> Floats:
@@ -85,29 +97,113 @@ def _slower(log: StepLog, factor: Floats) -> StepLog:
     return replace(log, dur_ns=np.rint(log.dur_ns * factor).astype(np.int64), numbers=numbers)
 
 
-def _on_clock(rank: Rank, of_step: dict[int, float], otherwise: float, since_ns: int) -> Rank:
+def _clock(rank: Rank, of_step: dict[int, float], otherwise: float, since_ns: int) -> Clock:
+    """Return the clock that runs with the slope of each step."""
     steps = rank.steps
     edges, slopes = np.array([since_ns]), np.array([otherwise])
     if of_step and len(steps):
         edges = steps.start_ns
         slopes = np.array([of_step.get(number, otherwise) for number in steps.number.tolist()])
+    before = np.concatenate([[0.0], np.cumsum(np.diff(edges) * slopes[:-1])])
 
     def at(moment: Int64s) -> Int64s:
-        """Return the moment on the clock that runs with the slope of its step."""
         place = np.maximum(np.searchsorted(edges, moment, side="right") - 1, 0)
-        before = np.concatenate([[0.0], np.cumsum(np.diff(edges) * slopes[:-1])])
         return edges[0] + np.rint(before[place] + (moment - edges[place]) * slopes[place]).astype(np.int64)
 
-    trace, c = rank.trace, rank.collectives
-    start = at(trace["ts_ns"])
-    columns = {**trace.columns, "ts_ns": start, "dur_ns": at(trace["ts_ns"] + trace["dur_ns"]) - start}
-    issue = np.where(c.issue_ns == NONE_NS, NONE_NS, at(c.issue_ns))
+    return at
+
+
+def _without(waits: Waits) -> Clock:
+    """Return the clock that stands still in the waits."""
+    begin_ns, waited_ns = waits
+    before = np.append(0, np.cumsum(waited_ns))
+
+    def at(moment: Int64s) -> Int64s:
+        place = np.searchsorted(begin_ns, moment, side="right") - 1
+        inside = np.where(place >= 0, np.minimum(moment - begin_ns[place], waited_ns[place]), 0)
+        return moment - before[np.maximum(place, 0)] - inside
+
+    return at
+
+
+def _on_clock(rank: Rank, at: Clock) -> Rank:
+    trace, c, steps = rank.trace, rank.collectives, rank.steps
+    began, lasted = trace["ts_ns"], trace["dur_ns"]
+    start, end = (_known(at, moment, began) for moment in (began, began + lasted))
+    columns = {**trace.columns, "ts_ns": start, "dur_ns": np.where(lasted == NONE_NS, NONE_NS, end - start)}
+    issue = _known(at, c.issue_ns, c.issue_ns)
     return replace(
         rank,
         trace=replace(trace, columns=columns),
         steps=replace(steps, start_ns=at(steps.start_ns), end_ns=at(steps.end_ns)),
         collectives=replace(c, start_ns=at(c.start_ns), end_ns=at(c.end_ns), issue_ns=issue),
     )
+
+
+def _core_waits(folder: Path, rank: Rank) -> Waits | None:
+    """Return when the training thread waited for a core; None where the steps of the trace were not watched for it."""
+    if not len(rank.steps):
+        return None
+    first_ns, last_ns = int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max())
+    for since_ns, until_ns, waits in _watched(folder / rank_file(rank.rank, CORE_WAITS)):
+        if since_ns <= first_ns and last_ns <= until_ns:
+            return _placed(waits, distinct(np.clip(_edges(rank), since_ns, until_ns)))
+    return None
+
+
+def _watched(path: Path) -> Iterator[tuple[int, int, Int64s]]:
+    try:
+        lines = read_side_file(path).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        found = json_object(line) or {}
+        try:
+            waits = np.array(found["waits"], np.int64).reshape(-1, 3)
+            since_ns, until_ns = int(found["since_ns"]), int(found["until_ns"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        after, seen, waited = waits.T
+        sound = (waited > 0) & (after < seen) & (since_ns <= after) & (seen <= until_ns)
+        if found.get("schema") == SCHEMA and sound.all() and (np.diff(seen) > 0).all():
+            yield since_ns, until_ns, waits
+
+
+def _edges(rank: Rank) -> Int64s:
+    """Return when events of the training thread begin and end, in no order, and two times beyond them."""
+    trace = rank.trace
+    marks = np.flatnonzero(np.isin(trace["ts_ns"], rank.steps.start_ns) & (rank.kinds == EventKind.ANNOTATION))
+    mine = np.isin(trace["tid"], trace["tid"][marks[:1]]) & (trace["dur_ns"] >= 0)
+    far = np.array([-1 << 62, 1 << 62])
+    return np.concatenate([far, trace["ts_ns"][mine], trace["ts_ns"][mine] + trace["dur_ns"][mine]])
+
+
+def _placed(waits: Int64s, edges: Int64s) -> Waits:
+    """Return what each pause between two events lost: a wait is in the one where it can have ended and leaves least.
+
+    Where none is long enough, several waits were read as one: they are in the longest pauses meanwhile.
+    """
+    lost = np.zeros(max(len(edges) - 1, 0), np.int64)
+    length = np.diff(edges)
+    for after, seen, waited in waits.tolist():
+        first, last = np.searchsorted(edges, (after - waited, seen), side="right")
+        near = np.arange(max(first - 1, 0), min(last, len(length)))
+        free = length[near] - lost[near]
+        can = (free >= waited) & (edges[near] + waited <= seen) & (edges[near + 1] > after)
+        order = near[can][np.argsort(free[can])][:1] if can.any() else near[np.argsort(-free)]
+        for pause in order.tolist():
+            taken = min(waited, int(length[pause] - lost[pause]))
+            lost[pause] += taken
+            waited -= taken
+            if not waited:
+                break
+    held = np.flatnonzero(lost)
+    return edges[held], lost[held]
+
+
+def _known(at: Clock, moment: Int64s, known: Int64s) -> Int64s:
+    """Return moments on another clock, NONE_NS where there is none."""
+    return np.where(known == NONE_NS, NONE_NS, at(moment))
 
 
 def core_wait_ns(logs: Sequence[StepLog], step_ns: float, lost: float) -> float | None:

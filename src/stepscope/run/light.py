@@ -50,7 +50,7 @@ def load_light(folder: str | Path) -> LightRun:
     description, damaged = run_description(path)
     measured, faults = measured_launches(path)
     beside = side_files(path)
-    _, logs, description, lost = on_core_time((), logs, description)
+    _, logs, description, lost = on_core_time((), logs, description, None)
     lines = (*warnings, *damaged, *faults)
     return LightRun(
         path.absolute().name, path, logs, description, measured, lines, beside.telemetry, beside.collective_times, lost

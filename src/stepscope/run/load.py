@@ -21,7 +21,7 @@ from stepscope.run.collectives import FLIGHT_RECORDER, believable_world
 from stepscope.run.core_time import on_core_time
 from stepscope.run.device_work import DeviceWork, device_work
 from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
-from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace, rank_ranges
+from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
@@ -58,7 +58,7 @@ from stepscope.trace.table import (
     of_kinds,
     rows_named,
 )
-from stepscope.units import NS_PER_MS, Digest, ms
+from stepscope.units import NS_PER_MS, Digest, ms, rank_ranges
 
 # Steps of a run without step marks: those that all ranks have in common.
 #
@@ -860,7 +860,7 @@ def load_sources(
     beside = side_files(about, but=read_here) if about else SideFiles()
     lost = 0.0
     if not everyone:
-        ranks, logs, description, lost = on_core_time(ranks, logs, description)
+        ranks, logs, description, lost = on_core_time(ranks, logs, description, about)
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     lines += [*damaged, *unreadable_logs, *since]

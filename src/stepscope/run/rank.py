@@ -25,6 +25,7 @@ from stepscope.trace.table import (
     labels,
     names_by_kind,
 )
+from stepscope.units import rank_ranges
 
 CPU = "CPU"
 # reading a number from memory of the host never takes as long, unless the thread loses its core meanwhile
@@ -340,17 +341,6 @@ def cut_off(ranks: Sequence[Rank]) -> list[str]:
         f"cut off: the trace of rank{'s' if len(cut) > 1 else ''} {rank_ranges(cut)}; "
         "what was readable is used, without an incomplete last step"
     ]
-
-
-def rank_ranges(numbers: Sequence[int]) -> str:
-    """Return `0-3, 7` for [0, 1, 2, 3, 7]."""
-    spans: list[list[int]] = []
-    for n in sorted(numbers):
-        if spans and n == spans[-1][1] + 1:
-            spans[-1][1] = n
-        else:
-            spans.append([n, n])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def _where(counts: list[tuple[int, int]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepscope.contract.live import RankStatus, read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object_in, rank_of
-from stepscope.contract.step_log import GrowingLog, steps_of
+from stepscope.contract.step_line import GrowingLog, steps_of
 from stepscope.records import dataclass
 from stepscope.run.side_files import number
 from stepscope.side_file import appended

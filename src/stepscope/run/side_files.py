@@ -40,8 +40,7 @@ from stepscope.contract.run_folder import (
     rank_file,
     rank_of,
 )
-from stepscope.contract.step_line import EVALUATION, WARMUP
-from stepscope.contract.step_log import is_count
+from stepscope.contract.step_line import EVALUATION, WARMUP, is_count
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.formats import beside, others_in
@@ -767,6 +766,8 @@ class OwnedThread(ArrayRecord):
     gap_stack: Int32s
     #: as measured with frames: only shares of one gap mean anything
     gap_ns: Int64s
+    #: begins and ends of calls in it, each of which took longer for being watched; 0 where they were not counted
+    gap_calls: Int64s
 
     def __len__(self) -> int:
         return len(self.name)
@@ -911,8 +912,8 @@ def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
     name = _column(entry, "name", 0, sizes["name"])
     count = len(name)
     gaps = _list(entry, "python")
-    _require(all(isinstance(gap, list) and len(gap) == 3 for gap in gaps), "threads.python")
-    by_part = {str(i): [gap[i] for gap in gaps] for i in range(3)}
+    _require(all(isinstance(gap, list) and len(gap) in (3, 4) for gap in gaps), "threads.python")
+    by_part = {str(i): [(*gap, 0)[i] for gap in gaps] for i in range(4)}
     return OwnedThread(
         role=entry["role"],
         name=name.astype(np.int32),
@@ -924,6 +925,7 @@ def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
         gap_before=_column(by_part, "0", 0, count + 1),
         gap_stack=_column(by_part, "1", -1, sizes["stack"]).astype(np.int32),
         gap_ns=_column(by_part, "2", 0, _MAX_NS),
+        gap_calls=_column(by_part, "3", 0, _MAX_NS),
     )
 
 

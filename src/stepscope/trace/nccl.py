@@ -55,7 +55,7 @@ _TUNING = re.compile(
 _ALGORITHM = re.compile(
     r"\b[Aa]lgo(?:rithm)?\b[:= ]{1,3}(?P<algo>[A-Za-z_]{1,24})(?:\W{1,3}[Pp]roto(?:col)?[:= ]{1,3}(?P<proto>\w{1,24}))?"
 )
-_ANY_CALL = re.compile(r"\b(?P<op>[A-Z][A-Za-z]{1,31})\b:? ?opCount ")
+_ANY_CALL = re.compile(r"\b(?P<op>[A-Z][A-Za-z]{1,31})\b:? ?opCount (?:[0-9a-f]{1,16} bytes (?P<bytes>\d{1,18})\b)?")
 _CHANNEL = re.compile(r"^Channel (\d{1,4})(?:/(\d{1,4}))? ?: ")
 _RING = re.compile(r"^Ring \d{1,4} : ")
 _LINK = re.compile(
@@ -300,7 +300,9 @@ class _ProcessLog:
         found = _COLLECTIVE.search(text)
         if found is None:
             if named := _ANY_CALL.search(text):
-                _count(self.collectives, (op_name(named["op"]), None, None), _MAX_SIZES)
+                op, size = op_name(named["op"]), int(named["bytes"]) if named["bytes"] else None
+                # of the others it may be one rank's share
+                _count(self.collectives, (op, None if op in (ALL_GATHER, REDUCE_SCATTER) else size, None), _MAX_SIZES)
             return
         op, kind = op_name(found["op"]), int(found["type"])
         ranks = int(found["ranks"]) if found["ranks"] else self.ranks_of.get(found["comm"])

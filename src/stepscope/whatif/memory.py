@@ -10,19 +10,19 @@ category or a fact of the job is unknown, so is the answer, with the reason. doc
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.collective_costs import host_compute
 from stepscope.analyze.memory import Moments, rank_moments, snapshot_moments
-from stepscope.analyze.phases import Phase
-from stepscope.analyze.stragglers import phase_compute_ns
+from stepscope.analyze.phases import Passes, Phase
 from stepscope.contract.names import category_name
 from stepscope.errors import UsageError
+from stepscope.intervals import Intervals, clip, subtract, union
 from stepscope.records import Row, dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.table import EventKind
@@ -72,7 +72,7 @@ def memory_job(account: Account, rank: Rank) -> MemoryJob:
     """Return the memory facts of one rank of an account."""
     index = account.run.ranks.index(rank)
     dimensions = account.strategy.dimensions
-    compute = phase_compute_ns(rank, account.strategy.passes[index]) or {}
+    compute = _phase_compute_ns(rank, account.strategy.passes[index]) or {}
     samples, world = account.run.description.get("samples_per_step"), account.run.world_size
     known = isinstance(samples, int | float) and samples > 0 and bool(world)
     return MemoryJob(
@@ -104,6 +104,36 @@ def num_layers(paths: Iterable[str]) -> int | None:
     return len(several[min(several, key=lambda name: (name.count("."), -len(several[name])))])
 
 
+# How long does a rank compute in each phase of a step: its device, or the host where there is none? A kernel belongs to
+# the phase in which the host launched it; communication is no compute.
+
+
+def _phase_compute_ns(rank: Rank, found: Passes) -> dict[Phase, float] | None:
+    if not found.known or not len(rank.steps) or not len(found.backward):
+        return None
+    spans = _device_spans(rank, found) if rank.has_device else _host_spans(rank, found)
+    return {phase: span.total_ns / len(rank.steps) for phase, span in spans.items()}
+
+
+def _device_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
+    work, trace = rank.work, rank.trace
+    mine = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0) & (work.launch_row >= 0))
+    launch = work.launch_row[mine]
+    phase = found.at(trace["ts_ns"][launch], trace["tid"][launch])
+    return {p: union(work.start_ns[mine[phase == p]], work.end_ns[mine[phase == p]]) for p in Phase}
+
+
+def _host_spans(rank: Rank, found: Passes) -> dict[Phase, Intervals]:
+    computed = clip(host_compute(rank), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    outside = subtract(computed, found.backward)
+    between = subtract(outside, found.optimizer)
+    phase = found.at(between.start, np.full(len(between), -1, np.int64))
+    spans = {p: union(between.start[phase == p], between.end[phase == p]) for p in Phase}
+    spans[Phase.BACKWARD] = subtract(computed, outside)
+    spans[Phase.OPTIMIZER] = subtract(outside, between)
+    return spans
+
+
 def _gradient_comm_ns(account: Account, rank: Rank, index: int) -> float | None:
     rows = account.strategy.rows_of(index, "ddp")
     if not len(rows) or not len(rank.steps):
@@ -123,55 +153,7 @@ def _host_link(rank: Rank) -> float | None:
     return float(np.median(size[keep] / lasting[keep])) * NS_PER_S if keep.any() else None
 
 
-# What do weights, gradients and optimizer state take by the formulas, for the model that the job described?
-#
-#     weights            parameters of this rank x bytes of each
-#     gradients          as the weights that are trained
-#     optimizer state    Adam and AdamW two values per trained weight, in the weight's type
-#
-# The model's shape is not recorded, so activations are not among them: `stepscope predict memory` takes it.
-
-# values per weight by the class of the optimizer; others may keep anything (SGD a momentum or nothing)
-_MOMENTS = {"Adam": 2, "AdamW": 2}
-_NO_MODEL = "the run's description does not give the model's parameters"
-_NO_SHAPE = "it takes the model's shape, which is not recorded: stepscope predict memory"
-
-
-def predicted_states(description: Mapping[str, Any], moments: Moments | None) -> tuple[Row, ...]:
-    """Return predicted next to measured memory; empty if neither is known."""
-    weights = _share_of_weights(description, "local_parameters")
-    trained = _share_of_weights(description, "trainable_parameters")
-    whole = _share_of_weights(description, "parameters")
-    gradients = weights * trained // whole if weights and trained is not None and whole else None
-    name = description.get("optimizer")
-    kept = _MOMENTS.get(name) if isinstance(name, str) else None
-    state = gradients * kept if gradients is not None and kept else None
-    why_state = _NO_MODEL if gradients is None else "what its optimizer keeps per weight is not known"
-    rows = (
-        ("weights", weights, _NO_MODEL),
-        ("gradients", gradients, _NO_MODEL),
-        ("optimizer_state", state, why_state),
-        ("activations", None, _NO_SHAPE),
-        ("temporary", None, _NO_SHAPE),
-    )
-    found = tuple(
-        Row(
-            category=category,
-            predicted_bytes=size,
-            measured_bytes=moments.most(category) if moments else None,
-            reason=None if size is not None else why,
-        )
-        for category, size, why in rows
-    )
-    return found if any(row.predicted_bytes is not None or row.measured_bytes for row in found) else ()
-
-
-def _share_of_weights(description: Mapping[str, Any], of: str) -> int | None:
-    model = description.get("model")
-    said = [model.get(name) for name in ("bytes", of, "parameters")] if isinstance(model, dict) else []
-    numbers = [n for n in said if type(n) is int and n >= 0]
-    return numbers[0] * numbers[1] // numbers[2] if len(numbers) == 3 and numbers[2] else None
-
+# The peak with one change.
 
 _WHAT_IFS = "checkpointing, checkpointing=LAYERS, zero=1, zero=2, zero=3, offload=optimizer, batch=N, batch=2x"
 _STATES = ("optimizer_state", "gradients", "weights")

@@ -8,7 +8,6 @@ A setting that a finding proposes (`optimizer=fused`) saves the same as the find
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -42,25 +41,21 @@ from stepscope.analyze.replay.removal import (
     Fix,
     Part,
     Prediction,
-    bounded,
     claimed_ns,
-    critical_path,
     part_of,
     predict,
     taken_out,
-    to_step,
     together,
 )
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.step_line import Region
 from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
-from stepscope.diagnose.findings import KINDS, Diagnosis
+from stepscope.diagnose.findings import KINDS
 from stepscope.errors import InputError, InvalidValueError, UnknownNameError, UsageError, did_you_mean
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.rank import rank_ranges
 from stepscope.trace.table import EventKind
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, rank_ranges
 from stepscope.whatif.keys import FAMILY, SETTINGS
 
 # What each setting of a what-if does to the replay: makers of changes from an account and a value.
@@ -220,7 +215,7 @@ def _microbatches(asked: SettingRequest) -> SettingChange:
     if view is None or not view.microbatches or account.step is None:
         raise asked.error(f"this run has no pipeline; its strategy is {account.strategy.name}")
     shrinks = f"only the time in which stages fill and drain shrinks, by {view.microbatches}/m"
-    note = f"{asked}: by formula; of the bubble {shrinks}"
+    note = f"{asked}: by formula; of the bubble {shrinks}; each further message takes its latency"
     return SettingChange(_same, 0.3, microbatch_saving_ns(view, number, step_ns=account.step.step_ns), note)
 
 
@@ -486,88 +481,3 @@ def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
         return []
     scaled = " (savings are scaled to it)" if off > 0 else ""
     return [f"the replay is {100 * off:+.0f} % off the measured step{scaled}: trust the direction, not the number"]
-
-
-# Switches: the step with any one or two of the first fixes, precomputed.
-
-# of all replays together: pairs are left out where they would take minutes
-_MAX_NODES = 1_500_000
-
-
-@dataclass(frozen=True)
-class SwitchedStep:
-    """The step with some fixes made."""
-
-    #: indices into the findings
-    fixes: tuple[int, ...]
-    saving_ns: float
-    #: what the step consists of along its critical path, in order; sums to the predicted step
-    path_ns: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Switches:
-    """The unchanged step, with each fix, and with each pair of them."""
-
-    step_ns: float
-    #: which findings have a switch
-    findings: tuple[int, ...]
-    #: nothing made, then one fix each, then pairs
-    states: tuple[SwitchedStep, ...]
-    has_pairs: bool
-
-
-def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
-    """Return what the first fixes and their pairs leave of the step, None where nothing can be replayed or fixed."""
-    replay = account.owned_replay
-    if replay is None or account.step is None or not account.step.step_ns:
-        return None
-    step_ns = account.step.step_ns
-    saves = [i for i, f in enumerate(diagnosis.findings) if f.alone_ns > 0 and _can(diagnosis.fixes[i])][:8]
-    if not saves:
-        return None
-    pairs = list(combinations(saves, 2))
-    fits = len(replay.graph) * (len(saves) + len(pairs)) <= _MAX_NODES
-    made = [_Made(replay, diagnosis.fixes[i], diagnosis.findings[i].alone_ns, step_ns) for i in saves]
-    states = [SwitchedStep((), 0.0, _path(replay, step_ns))]
-    states += [SwitchedStep((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
-    if fits:
-        by_finding = dict(zip(saves, made, strict=True))
-        states += [by_finding[i].with_second(i, j, by_finding[j]) for i, j in pairs]
-    return Switches(step_ns, tuple(saves), tuple(states), has_pairs=fits)
-
-
-def _can(fix: Fix) -> bool:
-    return fix.change is not None or fix.formula_ns > 0
-
-
-class _Made:
-    def __init__(self, recorded: Replay, fix: Fix, alone_ns: float, step_ns: float) -> None:
-        self.alone_ns = alone_ns
-        self._recorded, self._fix, self._step_ns = recorded, fix, step_ns
-        self._replay = _changed(recorded, fix)
-
-    def path(self) -> dict[str, float]:
-        return _path(self._replay, self._step_ns - self.alone_ns)
-
-    def with_second(self, first: int, second: int, other: "_Made") -> SwitchedStep:
-        fix, both = other._fix, _changed(self._replay, other._fix)
-        replayed = (self._replay.period_ns - both.period_ns) * to_step(self._recorded, self._step_ns)
-        adds = max(0.0, bounded(replayed + fix.formula_ns, fix, step_ns=self._step_ns))
-        saving = self.alone_ns + min(adds, self._step_ns - self.alone_ns)
-        return SwitchedStep((first, second), saving, _path(both, self._step_ns - saving))
-
-
-def _changed(replay: Replay, fix: Fix) -> Replay:
-    if fix.change is None:
-        return replay
-    try:
-        return fix.change(replay)
-    except CircularWaits:
-        return replay
-
-
-def _path(replay: Replay, step_ns: float) -> dict[str, float]:
-    found = critical_path(replay)
-    scale = step_ns / found.ns_per_step if found.ns_per_step else 0.0
-    return {what: ns * scale for what, ns in sorted(found.what_ns.items(), key=lambda one: -one[1])}

@@ -11,18 +11,12 @@ from hypothesis import given, settings, strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
 from stepscope.analyze.budget import (
-    PART_CODE,
-    PART_OF_CAUSE,
     PARTS,
-    Cause,
-    Idle,
     RankBudget,
-    StepBudget,
     beyond_window,
     budgets,
     step_budget,
 )
-from stepscope.analyze.phases import StepPeriods
 from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS, ns_of_ms
@@ -231,19 +225,6 @@ def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
     )  # after its all-reduce was asked for and before it began
 
 
-def test_waiting_inside_backward_is_communication(tmp_path: Path) -> None:
-    ranks = []
-    for n in (0, 1):
-        r = RankTrace(n, world_size=2, backend="gloo", clock_offset_us=700 * n)
-        r.step(0, 0, 10 * MS)
-        with r.op("autograd::engine::evaluate_function: Fsdp", 0, 10 * MS):  # waits for its gather inside the node
-            r.gloo("allreduce", at=MS, start=2 * MS, end=6 * MS)
-            r.ran("aten::mm", 6 * MS, 10 * MS)
-        ranks.append(r)
-    first, _ = budgets(aligned(built_run(tmp_path, ranks)))
-    assert parts(first, unit_ns=NS_PER_MS) == [{"backward": 6, "exposed_transfer": 4}]
-
-
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
     whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)
@@ -293,56 +274,3 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
     assert whole is not None
     assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
     assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)
-
-
-def budget(*, causes: dict[Cause, float] | None = None, unmatched: float = 0, **parts: float) -> RankBudget:
-    """A rank with two equal steps of these parts and idle causes, in ms."""
-    part_ns = np.zeros((2, len(PARTS)), np.int64)
-    cause_ns = np.zeros((2, len(Cause)), np.int64)
-    for part, value in parts.items():
-        part_ns[:, PART_CODE[part]] += round(value * 1e6)
-    for cause, value in (causes or {}).items():
-        cause_ns[:, cause] = round(value * 1e6)
-        part_ns[:, PART_CODE[PART_OF_CAUSE[cause]]] += round(value * 1e6)
-    part_ns[:, PART_CODE["unknown"]] += round(unmatched * 1e6)
-    length = part_ns[0].sum()
-    periods = StepPeriods(np.arange(2), np.array([0, length]), np.array([length, 2 * length]), np.ones(2, bool))
-    idle: Idle = None if causes is None else object()  # type: ignore[assignment]  # only its presence is asked for
-    return RankBudget(periods, part_ns, cause_ns, np.full(2, round(unmatched * 1e6)), idle, None)
-
-
-def ms_of(whole: StepBudget | None) -> dict[str, float]:
-    assert whole is not None
-    return {p.part: round(p.ns_per_step / 1e6, 6) for p in whole.parts if p.ns_per_step}
-
-
-def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:
-    causes = {Cause.LAUNCH: 4.0, Cause.TURNAROUND: 1.0, Cause.SYNC: 2.0, Cause.PROFILER: 0.5}
-    whole = step_budget([budget(forward=6, wait=2.5, causes=causes)], unprofiled_ns=13 * NS_PER_MS)
-    assert ms_of(whole) == {"forward": 6, "wait": 2.5, "launch_gap": 2.5, "host_sync": 2}
-    assert whole is not None
-    assert whole.overhead_pct == pytest.approx(100 * 3 / 13)
-    assert {p.part: p.correction_ns / 1e6 for p in whole.parts if p.correction_ns} == pytest.approx(
-        {"launch_gap": -2.5, "unknown": -0.5}
-    )
-    assert whole.idle_ns == pytest.approx({"launch": 1.5e6, "device_turnaround": 1e6, "host_sync": 2e6})
-    assert not whole.warnings
-
-
-def test_then_blocks_then_waiting_then_work() -> None:
-    causes = {Cause.LAUNCH: 4.0, Cause.SYNC: 3.0, Cause.DATA: 1.0}
-    rank = budget(forward=6, exposed_transfer=2, wait=4, causes=causes)
-    assert ms_of(step_budget([rank], unprofiled_ns=14 * NS_PER_MS)) == {
-        "forward": 6, "exposed_transfer": 2, "wait": 4, "host_sync": 1.5, "data_loading": 0.5,
-    }  # fmt: skip
-    assert ms_of(step_budget([rank], unprofiled_ns=9 * NS_PER_MS)) == {"forward": 6, "exposed_transfer": 2, "wait": 1}
-    slower = step_budget([rank], unprofiled_ns=4 * NS_PER_MS)
-    assert ms_of(slower) == {"forward": 3, "exposed_transfer": 1}
-    assert slower is not None and any("scaled to the unprofiled step" in line for line in slower.warnings)
-
-
-def test_step_that_is_longer_without_the_profiler_leaves_the_difference_unknown() -> None:
-    whole = step_budget([budget(forward=6, causes={Cause.SYNC: 4})], unprofiled_ns=12 * NS_PER_MS)
-    assert ms_of(whole) == {"forward": 6, "host_sync": 4, "unknown": 2}
-    assert whole is not None and whole.overhead_pct == 0
-    assert any("no profiler overhead detected" in line for line in whole.warnings)

@@ -69,14 +69,6 @@ def test_long_launch_after_a_synchronisation_is_not_the_synchronisations(tmp_pat
     assert causes(tmp_path, r) == {"slow_call": 375, "host_sync": 10, "after_sync": 15}
 
 
-def test_gap_in_the_call_of_a_blocking_copy_is_the_copys(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 1500)
-    r.kernel("before", at=5, start=10, end=200)
-    r.copy(at=100, call_us=900, start=600, end=1500)
-    assert causes(tmp_path, r) == {"blocking_copy": 400}
-
-
 @pytest.mark.parametrize(
     ("operators", "after"), [(True, {"after_sync": 1950}), (False, {"unknown": 1940, "after_sync": 10})]
 )
@@ -97,13 +89,6 @@ def test_stopping_the_profiler_is_the_profilers(tmp_path: Path) -> None:
     one_gap(r, start=200, end=700, at=690)
     r.call("cudaProfilerStop", 190, 690)
     assert causes(tmp_path, r) == {"profiler": 500}
-
-
-def test_profilers_own_synchronisation_is_nobodys(tmp_path: Path) -> None:
-    r = RankTrace()
-    one_gap(r, start=200, end=300, at=290)
-    r.call("cudaDeviceSynchronize", 801, 5000)
-    assert causes(tmp_path, r) == {"launch": 100}
 
 
 def test_block_on_the_main_thread_delays_the_autograd_thread(tmp_path: Path) -> None:

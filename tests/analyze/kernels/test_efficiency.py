@@ -41,13 +41,6 @@ def test_mfu_is_model_flops_over_what_all_devices_could_do(tmp_path: Path) -> No
     assert (e.precision, e.notes) == ("bf16", ())
 
 
-def test_the_worked_example_of_the_docs(tmp_path: Path) -> None:
-    """450 of 989 TFLOP/s are 45 %, not 23 %; full recomputation makes the HFU 4/3 of the MFU."""
-    run = built_run(tmp_path, [trained()])
-    e = found(run, step_ns=1e9, flops_per_step=450e12, peak_tflops=989)
-    assert e.mfu == pytest.approx(0.455, abs=1e-3)
-
-
 def test_given_goes_before_the_description_and_that_before_the_trace(tmp_path: Path) -> None:
     run = built_run(tmp_path, [trained()], description={"flops_per_step": 5 * MM, "tokens_per_step": 100})
     assert (found(run).flops_per_step, found(run).flops_source) == (5 * MM, "run.json")
@@ -87,12 +80,6 @@ def test_unknown_flops_give_no_mfu_and_say_why(tmp_path: Path) -> None:
     given = found(built_run(tmp_path, [r]), flops_per_step=MM)
     assert given.mfu and given.hfu is None
     assert "HFU unknown" in given.notes[0]
-
-
-def test_more_than_all_is_called_out(tmp_path: Path) -> None:
-    e = found(built_run(tmp_path, [trained()]), flops_per_step=1e15)
-    assert e.mfu and e.mfu > 1
-    assert "cannot be right" in e.notes[-1]
 
 
 def costs_of(tmp_path: Path, r: RankTrace) -> CallCosts:

@@ -46,14 +46,6 @@ def test_achieved_bandwidth_of_an_elementwise_kernel(tmp_path: Path) -> None:
     assert (kernel.bound, kernel.tensor_core, kernel.precision) == ("memory-bound", False, None)
 
 
-def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: Path) -> None:
-    r = RankTrace()
-    matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
-    kernel = only(tmp_path, r, chip=None)
-    assert kernel.gb_per_s is not None
-    assert (kernel.bound, kernel.bound_from) == ("compute-bound", "family")
-
-
 def test_counts_times_and_shares(tmp_path: Path) -> None:
     r = RankTrace()
     r.step(0, 0, 400)

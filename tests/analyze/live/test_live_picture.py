@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.analyze.live.runs import line, write_facts, write_log
 
-from stepscope.analyze.live import GivenNumbers, explained, picture_of, states_of
+from stepscope.analyze.live import explained, picture_of, states_of
 from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Frame, Stall
 from stepscope.run.running import RunningJob
 
@@ -40,7 +40,7 @@ def test_mfu_takes_the_flops_that_the_ranks_counted(tmp_path: Path) -> None:
     balanced(tmp_path)
     for rank in range(4):
         write_facts(tmp_path, rank, "running", flops={"total": 5e12, "forward": 1e12, "by_operator": {}})
-    picture = picture_of(RunningJob(tmp_path).look(), GivenNumbers(peak_tflops=60.0))
+    picture = picture_of(RunningJob(tmp_path).look(), peak_tflops=60.0)
     assert picture.mfu == pytest.approx(4 * 3e12 * 10 / (60e12 * 4), rel=0.02)  # a backward is twice its forward
 
 

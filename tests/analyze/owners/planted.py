@@ -18,7 +18,7 @@ from tests.analyze.build import AUTOGRAD, MAIN, RankTrace
 
 from stepscope.contract.run_folder import owners_file
 
-Python = tuple[float, float, tuple[str, ...]]
+Python = tuple[float, float, tuple[str, ...], int]
 
 
 class PlantedRank(RankTrace):
@@ -38,9 +38,9 @@ class PlantedRank(RankTrace):
         yield
         self._where.pop()
 
-    def python_time(self, start: float, end: float, *stack: str) -> None:
-        """Say that Python of this stack ran then, in no operator."""
-        self._python.append((start, end, stack))
+    def python_time(self, start: float, end: float, *stack: str, calls: int = 0) -> None:
+        """Say that Python of this stack ran then, in no operator, and made so many calls."""
+        self._python.append((start, end, stack, calls))
 
     def _host(self, category: str, name: str, start: float, end: float, thread: int, args: dict[str, Any]) -> None:
         super()._host(category, name, start, end, thread, args)
@@ -72,11 +72,11 @@ class PlantedRank(RankTrace):
             ends.append(e["ts"] + e["dur"])
         starts = [e["ts"] for e in entries]
         gaps = []
-        for start, end, stack in self._python if tid == MAIN else []:
+        for start, end, stack, calls in self._python if tid == MAIN else []:
             if step[0] <= start < step[1]:
                 at = self._local_ns(start) / 1000
                 before = next((i for i, ts in enumerate(starts) if ts >= at), len(starts))
-                gaps.append([before, table.stack(stack), round((end - start) * 1000)])
+                gaps.append([before, table.stack(stack), round((end - start) * 1000), calls])
         return {
             "role": "training" if tid == MAIN else "autograd" if tid == AUTOGRAD else "other",
             "name": [table.index("names", e["name"]) for e in entries],

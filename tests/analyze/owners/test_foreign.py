@@ -75,6 +75,7 @@ def resolved(
         gap_before=none,
         gap_stack=none.astype(np.int32),
         gap_ns=none,
+        gap_calls=none,
     )
     frame = Frame(file, line, "forward", is_user=True, line_to=line_to)
     owners = RankOwners(0, EXECUTING, "", (frame,), ((0,),), (), operators, (thread,))

@@ -127,6 +127,28 @@ def test_host_time_is_owned_once(owned: Ownership) -> None:
     assert found.unowned_device_share == 0
 
 
+def test_a_line_of_many_small_calls_has_its_own_time_only(tmp_path: Path) -> None:
+    """It takes 100 of 500 us; with frames each of its calls took 5 us longer, those of the other line as well."""
+    r = PlantedRank()
+    for n in range(5):
+        at = n * STEP
+        r.step(n, at, at + STEP)
+        with r.line("train.py:19"):
+            r.ran("aten::randn", at, at + 100)
+        r.python_time(at + 100, at + 500 + 10, "train.py:20", calls=2)
+        r.python_time(at + 500, at + 600 + 5_000, "train.py:21", calls=1_000)
+        with r.line("train.py:22"):
+            r.ran("aten::mm", at + 600, at + STEP)
+    r.write_owners(tmp_path, (4 * STEP, 5 * STEP))
+    r.events = [e for e in r.events if e["ts"] < r._local_ns(4 * STEP) / 1000]
+    run = built_run(tmp_path, [r])
+    owned = ownership_by_frames(run.ranks[0], run.owners[0])
+    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
+    assert found is not None
+    took = {line.line: line.own.host_ns for line in found.lines}
+    assert took[20] == pytest.approx(400_000, rel=0.02) and took[21] == pytest.approx(100_000, rel=0.05)
+
+
 def test_costs_by_line_and_module(owned: Ownership) -> None:
     found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
     assert found is not None

@@ -68,16 +68,6 @@ def test_parts_are_told_apart_without_annotations(tmp_path: Path, trace: RankTra
     }
 
 
-def test_backward_that_is_differentiated_itself_recomputes_nothing(tmp_path: Path) -> None:
-    r = RankTrace()
-    r.step(0, 0, 500)
-    for t in (100, 200, 300):
-        inner = r.op("aten::mm", t + 10, t + 30, thread=AUTOGRAD, **FORWARD_OP)
-        with r.op(EVALUATE, t, t + 50, thread=AUTOGRAD), inner:
-            r.kernel(f"gradient {t}", at=t + 20, start=t + 40, end=t + 45, thread=AUTOGRAD)
-    assert set(found(tmp_path, r).values()) == {(Region.BACKWARD, False)}
-
-
 def test_annotations_decide_over_order(tmp_path: Path, trace: RankTrace) -> None:
     trace.annotation("data_loading", 60, 90)
     with trace.op("aten::rand", 65, 75, **FORWARD_OP):

@@ -93,16 +93,6 @@ def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tm
     assert (found.over_ranks_ns.min, found.over_ranks_ns.max) == (100 * NS_PER_MS, 102 * NS_PER_MS)
 
 
-def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
-    found = steadiness(two_rank_run(tmp_path))
-    assert found is not None
-    assert found.source == "recorded steps"
-    assert found.num_steps == 3
-    assert ms(found.median_ns) == pytest.approx(1.0)
-    assert found.drift is None
-    assert found.samples_per_s is None
-
-
 def periods(tmp_path: Path, trace: RankTrace) -> StepPeriods:
     found = step_periods(built_run(tmp_path, [trace]).ranks[0])
     assert found is not None

@@ -9,14 +9,12 @@ import pytest
 from stepscope.contract.flops import PEAK_PRECISIONS
 from stepscope.cost.chips import (
     Chip,
-    DeviceFacts,
     Peak,
     built_in_chips,
     chip,
     load_chips,
     look_up,
     mfu_peak,
-    nameless,
     shared_names,
 )
 from stepscope.errors import InputError
@@ -92,14 +90,6 @@ def test_a_chip_is_known_by_what_reports_call_it():
         found = look_up(name).chip
         assert found is not None and found.name == called
     assert look_up("RTX 4090 Laptop").chip is None
-
-
-def test_a_device_without_name_is_told_by_what_else_the_header_says():
-    found = nameless(DeviceFacts(206141652992, "9.4", 304))
-    assert found.chip is not None and found.chip.name == "MI300X" and "taken as" in str(found.note)
-    assert nameless(DeviceFacts(None, "9.4", 304)).chip is None, "MI300X or MI325X"
-    assert nameless(DeviceFacts(206141652992, "9.4", None)).chip is None
-    assert nameless(DeviceFacts()).chip is None
 
 
 def test_the_rows_that_are_read_are_those_that_people_edit():

@@ -1,6 +1,5 @@
 """Settings from files and the command line: what is given holds, what is wrong is named with its place."""
 
-import sys
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import get_type_hints
 
 import pytest
 
-from stepscope.cli.main import main
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.bench.config import SECTIONS, ConfiguredParser, config_from, expectation, learning_rate
 
@@ -72,24 +70,6 @@ def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> N
     assert said in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("train.lr=fast", "--set: train.lr has to be a number above 0, not 'fast'"),
-        ("lr=1", "--set lr=1: has to be section.name=value"),
-        ("train.lr", "--set train.lr: has to be section.name=value"),
-        ("train.clip_norm.x=1", "clip_norm has to hold settings"),
-    ],
-)
-def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override: str, said: str) -> None:
-    assert said in refusal(tmp_path, "[train]\nclip_norm = 1.0", override)
-
-
-def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "pip install 'stepscope[yaml]', or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
-
-
 def test_manual_lists_every_setting() -> None:
     manual = (ROOT / "docs" / "lab" / "configs.md").read_text()
     for name, kind in SECTIONS.items():
@@ -114,41 +94,6 @@ def test_parser_takes_its_defaults_from_the_file_and_flags_win_wherever_they_sta
     assert parsed("--config", file, "--d-model", "256").d_model == 256
     assert parsed("--set", "bench.runs=9", "--set", "workload.options.kv_heads=2").workload_options == {"kv_heads": 2}
     assert not hasattr(parsed(), "workload_options")
-
-
-def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = written(tmp_path, "[workload]\nd_modell = 64\n")
-    assert main(["bench", "ddp", "--config", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert "line 2: workload.d_modell: no such setting, did you mean d_model?" in said
-    assert len(said.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
-@pytest.mark.parametrize("place", ["{}: 1\n", "train:\n  ? {}\n  : 3\n"])
-def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
-    pytest.importorskip("yaml")
-    said = refusal(tmp_path, place.format(name), name="job.yaml")
-    assert "is no name of a setting" in said or "no such setting" in said or "is not YAML" in said
-
-
-def test_names_of_the_guides_are_understood(tmp_path: Path) -> None:
-    text = """
-[model]
-hidden_size = 64
-
-[training]
-learning_rate = 0.01
-batch_size = 3
-num_epochs = 7
-gradient_accumulation_steps = 2
-max_grad_norm = 0.5
-warmup_steps = 4
-"""
-    found = config_from(written(tmp_path, text), ["training.learning_rate=0.02"])
-    assert (found.workload.d_model, found.workload.batch_size) == (64, 3)
-    assert (found.train.lr, found.train.steps, found.train.grad_accum, found.train.clip_norm) == (0.02, 7, 2, 0.5)
-    assert found.scheduler.warmup_steps == 4
 
 
 GUIDE_YAML = """

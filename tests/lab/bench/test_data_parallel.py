@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def measure(folder: Path) -> None:
     out = folder / "ddp"
-    method = ["--num-epochs", "17", "--warmup-epochs", "3", "--runs", "1", "--bucket-size-mb", "0.2"]
+    method = ["--num-epochs", "7", "--warmup-epochs", "3", "--runs", "1", "--bucket-size-mb", "0.2"]
     assert main(["bench", "ddp", *TINY, *method, "--out", str(out), "--json", str(out) + ".json"]) == 0
     assert (out / "results.svg").read_text().startswith("<svg")
 
@@ -39,11 +39,11 @@ def series(results: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def test_all_implementations_have_the_same_weights_after_20_steps(results: dict[str, Any]) -> None:
+def test_all_implementations_have_the_same_weights_after_10_steps(results: dict[str, Any]) -> None:
     assert [row["name"] for row in results["series"]] == list(available())
     for row in results["series"]:
         found = row["agreement"]
-        assert found["steps"] == 20 and found["agrees"], row["name"]
+        assert found["steps"] == 10 and found["agrees"], row["name"]
         if not row["name"].startswith("deepspeed"):  # two ranks: a + b = b + a, so not even rounding differs
             assert found["equal"] and found["gradient_error"] == 0.0 and found["loss_error"] == 0.0, row["name"]
 
@@ -58,7 +58,7 @@ def test_overlap_grows_from_ddp_to_ddp_bucketed(results: dict[str, Any]) -> None
 def test_summary_has_every_field_and_raw_samples_are_kept(results: dict[str, Any]) -> None:
     row = series(results, "pytorch_ddp")
     summary = row["summary"]
-    assert len(row["samples_ms"]) == 1 and len(row["samples_ms"][0]) == 17 == summary["num_steps"]
+    assert len(row["samples_ms"]) == 1 and len(row["samples_ms"][0]) == 7 == summary["num_steps"]
     assert summary["min_step_time"] <= summary["avg_step_time"] <= summary["max_step_time"]
     per_s = 1000 / summary["avg_step_time"]
     assert summary["throughput_samples_per_sec"] == pytest.approx(8 * per_s)
@@ -77,7 +77,7 @@ def test_gradients_accumulated_over_micro_batches_agree_too(tmp_path: Path) -> N
     assert max(row["agreement"]["weight_error"] for row in rows) < 1e-5
 
 
-def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     chosen = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir", str(folder)]
     method = ["--num-epochs", "4", "--warmup-epochs", "3", "--profile-epochs", "4"]
@@ -87,18 +87,11 @@ def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys
     assert said["complete"] and len(said["traces"]) == 2 and len(said["epochs"]) == 7
     assert said["tokens_per_sec"] == pytest.approx(32 * said["throughput_samples_per_sec"])
     assert said["throughput_samples_per_sec"] == pytest.approx(1000 * 8 / said["step_ms"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert len(lines) == 7
-    assert "warm-up" in lines[0] and "lr 0.000000" in lines[0] and "training" in lines[3] and "lr 0.001000" in lines[3]
-    assert all("loss" in line for line in lines)
     assert sorted(p.name for p in folder.iterdir() if p.is_file()) == [
         "ddp_bucketed_rank_0_trace.json",
         "ddp_bucketed_rank_1_trace.json",
         "ddp_bucketed_summary.txt",
     ]
-    summary = (folder / "ddp_bucketed_summary.txt").read_text()
-    for words in ("Configuration", "warm-up, recorded", "training", "samples/s", "tokens/s", "Top operators", "aten::"):
-        assert words in summary
     run = load([str(folder)], cache=False)
     assert [rank.rank for rank in run.ranks] == [0, 1] and all(len(rank.steps) == 4 for rank in run.ranks)
     trace = json.loads((folder / "ddp_bucketed_rank_0_trace.json").read_text())["traceEvents"]

@@ -47,11 +47,6 @@ def test_parameters_that_no_batch_reached_get_zero_gradients(name: str) -> None:
         made.optimizer.zero_grad(set_to_none=True)
 
 
-def parameters(*sizes_mb: float, dtype: Any = torch.float32) -> list[nn.Parameter]:
-    size = torch.empty(0, dtype=dtype).element_size()
-    return [nn.Parameter(torch.empty(int(mb * 2**20) // size, dtype=dtype)) for mb in sizes_mb]
-
-
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_fsdp_gathers_parameters_in_the_precision_of_training(precision: str, dtype: Any) -> None:
     seen = []

@@ -35,6 +35,7 @@ def test_one_size_gives_an_object_and_several_a_list(calibration, capsys):
     many = asked(capsys, *base, "--bytes", 2048, "8KiB", "--bytes", "1MB")
     assert one["low_us"] < one["time_us"] < one["high_us"]
     assert [row["bytes"] for row in many] == [2048, 8192, 1_000_000] and many[0] == one
+    assert main(["predict", *map(str, base), "--bytes", "2048"]) == 0 and "all_reduce" in capsys.readouterr().out
 
 
 def test_links_stand_in_for_a_calibration(capsys):
@@ -107,6 +108,9 @@ def test_scale_of_a_recorded_run(tmp_path, capsys):
     assert found["asked"][0]["low_ms"] < found["asked"][0]["step_ms"] < found["asked"][0]["high_ms"]
     slow = asked(capsys, "scale", tmp_path / "run", "--world-size", 64, "--link", "0.1:50")
     assert slow["asked"][0]["step_ms"] > found["asked"][0]["step_ms"]
+    assert (
+        main(["predict", "scale", str(tmp_path / "run")]) == 0 and "run at other world sizes" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.job

@@ -4,7 +4,6 @@ A schedule is a list of rounds, a round a list of messages `(source, target, blo
 most one message per round. Ranks hold, per block, the set of ranks whose contribution is in it.
 """
 
-from collections import defaultdict
 from math import ceil, log2
 
 Message = tuple[int, int, tuple[int, ...]]
@@ -56,7 +55,3 @@ def bruck_all_to_all(p):
     return [
         [(r, (r + 2**k) % p, tuple(d for d in range(p) if d >> k & 1)) for r in range(p)] for k in range(ceil(log2(p)))
     ]
-
-
-def nothing_held(p):
-    return [defaultdict(set) for _ in range(p)]

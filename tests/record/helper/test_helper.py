@@ -56,14 +56,14 @@ def facts(rank: int, **more: Any) -> dict[str, Any]:
 def test_flops_are_those_of_the_whole_job_without_recomputation() -> None:
     plain = facts(0, flops={"events": 1, "total": 290, "forward": 100})
     checkpointed = facts(1, flops={"events": 1, "total": 400, "forward": 100})
-    run = run_description([plain, checkpointed], world_size=2, finished=True)
+    run = run_description([plain, checkpointed], world_size=2, ended=True)
     assert run["flops_per_step"] == 290 + 300
     assert run["hardware_flops_per_step"] == 690
 
 
 def test_tokens_of_one_replica_count_once() -> None:
     found = [facts(r, tokens_per_step=1000, ranks_per_replica=2) for r in range(4)]
-    assert run_description(found, world_size=4, finished=True)["tokens_per_step"] == 2000
+    assert run_description(found, world_size=4, ended=True)["tokens_per_step"] == 2000
 
 
 def settings(scratch: Path, *, rank: int = 0, world_size: int = 1, **more: Any) -> dict[str, Any]:
@@ -132,14 +132,15 @@ def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> N
     ("ends", "said"),
     [
         ([("killed", 900, None), ("killed", 100, None)], ["rank 1 was killed first, after 9 steps"]),
-        ([("killed", 900, None), ("closed", 100, "ValueError")], []),
+        ([("killed", 900, None), ("closed", 100, "ValueError")], ["rank 1 failed with ValueError, after 9 steps"]),
         ([("killed", 100, None), ("killed", 101, None)], ["2 ranks were killed at the same time, after 9 steps"]),
         ([("closed", 900, None), ("killed", 100, None)], ["rank 1 was killed, after 9 steps"]),
     ],
 )
 def test_T9_rank_killed_first_is_named(ends: list[tuple[str, int, str | None]], said: list[str]) -> None:
     found = [facts(k, ended=how, ended_ns=10**6 * ms, failure=why) for k, (how, ms, why) in enumerate(ends)]
-    assert run_description(found, world_size=2, finished=True)["warnings"] == said
+    run = run_description(found, world_size=2, ended=True)
+    assert run["warnings"] == said and run["ended"] and not run["finished"]
 
 
 @pytest.mark.slow
@@ -156,13 +157,6 @@ def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path)
     entries = (folder / "rank00000.steps.jsonl").read_text().splitlines()
     assert len(entries) + box.dropped == 4_001
     assert all(json.loads(entry) for entry in entries)
-
-
-def test_missing_ranks_are_named_after_the_wait(tmp_path: Path) -> None:
-    box, folder = open_box(tmp_path, world_size=3)
-    box.put({"do": "close"})
-    assert box.finish(own_wait_s=30, grace_s=10)
-    assert json.loads((folder / "run.json").read_text())["missing_ranks"] == [1, 2]
 
 
 def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
@@ -195,7 +189,7 @@ def test_launches_and_not_steps_show_that_the_profiler_is_still_attached(
     found = [facts(rank, device={"kind": "cuda"}, launch_ns=taken) for rank, taken in enumerate(launches)]
     for one in found:
         one["steps"]["after_to_before"] = longer
-    run = run_description(found, world_size=2, finished=True)
+    run = run_description(found, world_size=2, ended=True)
     (said,) = run["warnings"]
     assert said.startswith("steps after the window are 30.0 % longer")
     assert ("a launch takes 9.2 us, 5.9 before: CUPTI is still attached" in said) == is_attached
@@ -244,21 +238,6 @@ def owner_of_one(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["stepscope-20241115-results", "stepscope-12345678901234567890-x", "stepscope-1-a", "stepscope-", "stepscope-x"],
-)
-def test_T33_folders_of_the_user_are_never_touched(name: str, tmp_path: Path) -> None:
-    theirs = tmp_path / name
-    theirs.mkdir()
-    (theirs / "results.csv").write_text("1,2\n")
-    (tmp_path / "stepscope-7-file").write_text("not even a folder")
-    remove_scratch(make_scratch(str(tmp_path)))
-    remove_scratch(theirs)
-    assert (theirs / "results.csv").read_text() == "1,2\n"
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({name, "stepscope-7-file"})
 
 
 def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -121,8 +119,6 @@ def test_rank_that_stands_still_is_named_and_metrics_equal_the_log(
     assert main(["trigger", str(run)]) == 2
     assert "has taken no step for" in capsys.readouterr().err
     assert_equal_to_log(scraped(job), run)
-    if shutil.which("prometheus"):
-        assert_prometheus_scrapes(job)
     (job / "stand").unlink()
     until(lambda: (s := read_status(run, 1)) is not None and s.stall is None)
 
@@ -140,34 +136,3 @@ def assert_equal_to_log(found: dict[str, float], run: Path) -> None:
         assert value == pytest.approx(total_ns / 1e9)
     sizes = [line["collectives"]["bytes"] for line in lines if line.get("collectives", {}).get("bytes")]
     assert found[f"stepscope_collective_size_bytes_total{{{label}}}"] == sum(sizes)
-
-
-def assert_prometheus_scrapes(job: Path) -> None:
-    """Let Debian's Prometheus scrape the job and answer a query."""
-    target = (read_status(job / "run", 1).metrics_url or "").removeprefix("http://").removesuffix("/metrics")  # type: ignore[union-attr]
-    settings = {
-        "scrape_configs": [{"job_name": "t", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}]
-    }
-    (job / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = ["prometheus", f"--config.file={job / 'prometheus.yml'}", f"--web.listen-address={address}"]
-    with (job / "prometheus.log").open("wb") as log:
-        server = subprocess.Popen([*command, f"--storage.tsdb.path={job / 'data'}"], stdout=log, stderr=log)
-    try:
-
-        def answer() -> Any:
-            try:
-                with urlopen(f"http://{address}/api/v1/query?query=stepscope_steps_total", timeout=10) as found:
-                    return json.loads(found.read())["data"]["result"]
-            except OSError:
-                assert server.poll() is None, (job / "prometheus.log").read_text()
-                return None
-
-        found = until(answer)
-        assert found[0]["metric"]["rank"] == "1"
-        assert int(found[0]["value"][1]) == (job / "run" / "rank00001.steps.jsonl").read_bytes().count(b"\n") - 1
-    finally:
-        server.terminate()
-        server.wait(HANG_S)

@@ -1,10 +1,8 @@
 """Metrics equal the step log, in the form that Prometheus reads, whatever the other side does."""
 
-import contextlib
 import random
 import socket
 import threading
-import time
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -12,12 +10,10 @@ from urllib.request import Request, urlopen
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.errors import UsageError
 from stepscope.record.live.export import (
     BUCKETS_S,
     Endpoint,
     Metrics,
-    address_from,
     prometheus_text,
 )
 
@@ -75,23 +71,6 @@ def test_metrics_are_the_sums_over_the_log() -> None:
         assert found[f'stepscope_step_duration_seconds_bucket{{*,le="{bound}"}}'] == up_to
 
 
-def test_parts_of_the_job_so_far() -> None:
-    metrics, now = Metrics(), 5 * 10**9
-    metrics.line({"schema": 1, "lifetime": {"process_ns": 0}})
-    for step in range(30):
-        extra = {0: {"compilation": 2}, 7: {"evaluation": 3}, 9: {"checkpoint": 1}, 12: {"data_loading": 1}}.get(
-            step, {}
-        )
-        dur = 1 + sum(extra.values()) + (4 if step in (0, 20) else 0)  # a slow first call, a slow step
-        now += dur * 10**9
-        regions = {name: {"ns": s * 10**9, "n": 1} for name, s in extra.items()}
-        metrics.line({"step": step, "dur_ns": dur * 10**9, "end_ns": now, "regions": regions, "profiled": False})
-    found = values(prometheus_text(metrics.samples(), labels=LABELS))
-    parts = {"startup": 5, "compile": 6, "productive": 30, "slowed": 5, "evaluation": 3, "checkpoint_save": 1}
-    assert {name: found[f'stepscope_job_time_seconds{{*,part="{name}"}}'] for name in parts} == pytest.approx(parts)
-    assert found["stepscope_job_goodput{*}"] == pytest.approx(30 / sum(parts.values()))
-
-
 @pytest.fixture
 def endpoint() -> Any:
     made = Endpoint("0", lambda: "x 1\n", local_rank=5)
@@ -122,24 +101,6 @@ def test_endpoint_answers_beside_clients_that_hang(endpoint: Endpoint) -> None:
     assert status_of(endpoint.url, Host="localhost:9400") == 200
 
 
-def test_requests_that_drip_leave_the_endpoint_to_others(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert endpoint.url is not None
-    monkeypatch.setattr("stepscope.record.live.export._Server.within_s", 0.2)
-    port = int(endpoint.url.split(":")[2].partition("/")[0])
-    dripping = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
-    served, until = False, time.monotonic() + HANG_S
-    while not served and time.monotonic() < until:
-        for one in dripping:
-            with contextlib.suppress(OSError):
-                one.sendall(b"X")
-        with contextlib.suppress(OSError):
-            served = status_of(endpoint.url) == 200
-        threading.Event().wait(0.05)
-    for one in dripping:
-        one.close()
-    assert served
-
-
 def test_port_that_is_taken_is_said(endpoint: Endpoint) -> None:
     assert endpoint.url is not None
     second = Endpoint(endpoint.url.split("/")[2], str, local_rank=0)
@@ -147,9 +108,3 @@ def test_port_that_is_taken_is_said(endpoint: Endpoint) -> None:
         threading.Event().wait(0.01)
     second.end()
     assert second.url is None and "127.0.0.1" in second.trouble
-
-
-@pytest.mark.parametrize("text", ["", "x", "1:x", "99999", "-1", "127.0.0.1"])
-def test_wrong_addresses_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--metrics"):
-        address_from(text)

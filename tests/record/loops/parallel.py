@@ -2,56 +2,29 @@
 
 import torch
 import torch.distributed as dist
-from parts import STEPS, WIDTH, Losses, ddp_model, exact, loader, loss_of, small_model
+from parts import STEPS, WIDTH, Losses, ddp_model, exact, small_model, train
 from torch import nn
 
 
 def zero_redundancy() -> Losses:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    net, losses = ddp_model(), []
-    optimizer = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
-    for batch in loader():
-        loss = loss_of(net, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(exact(loss))
-    return losses
+    net = ddp_model()
+    return train(net, ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.Adam, lr=0.01))
 
 
-def fsdp2() -> Losses:
+def fsdp2(*, every: int = 1) -> Losses:
     from torch.distributed.fsdp import fully_shard
 
-    net, losses = small_model(), []
+    net = small_model()
     fully_shard(net.first)
     fully_shard(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    for batch in loader():
-        loss = loss_of(net, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(exact(loss))
-    return losses
+    return train(net, torch.optim.AdamW(net.parameters(), lr=0.01), batches=every * STEPS, every=every)
 
 
 def fsdp2_accumulation() -> Losses:
     """Four micro-batches per step: between them parameters are freed and gathered, and nothing is updated."""
-    from torch.distributed.fsdp import fully_shard
-
-    net, losses = small_model(), []
-    fully_shard(net.first)
-    fully_shard(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    for number, batch in enumerate(loader(batches=4 * STEPS)):
-        loss = loss_of(net, batch)
-        loss.backward()
-        if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(exact(loss))
-    return losses
+    return fsdp2(every=4)
 
 
 def pipeline() -> Losses:

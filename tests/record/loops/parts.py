@@ -44,6 +44,22 @@ def loss_of(net: Callable[..., torch.Tensor], batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(net(x), y)
 
 
+def train(
+    net: Any, *updates: Any, batches: int = STEPS, every: int = 1, value_of: Callable[..., torch.Tensor] = loss_of
+) -> Losses:
+    """Return the losses of a loop: forward, backward, and after every so many batches the optimizers' steps."""
+    losses = []
+    for number, batch in enumerate(loader(batches=batches), 1):
+        loss = value_of(net, batch)
+        loss.backward()
+        if number % every == 0:
+            for optimizer in updates:
+                optimizer.step()
+                optimizer.zero_grad()
+        losses.append(exact(loss))
+    return losses
+
+
 def evaluate(net: nn.Module) -> None:
     net.eval()
     with torch.no_grad():

@@ -5,10 +5,11 @@ import copy
 import io
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from parts import STEPS, WIDTH, Losses, ddp_model, evaluate, exact, loader, loss_of, small_model
+from parts import STEPS, WIDTH, Losses, ddp_model, evaluate, exact, loader, loss_of, small_model, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -46,17 +47,9 @@ def accumulation() -> Losses:
 
 
 def two_optimizers() -> Losses:
-    net, losses = ddp_model(), []
-    first, second = net.module.first, net.module.second
-    optimizers = [torch.optim.SGD(first.parameters(), lr=0.01), torch.optim.Adam(second.parameters(), lr=0.01)]
-    for batch in loader():
-        loss = loss_of(net, batch)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(exact(loss))
-    return losses
+    net = ddp_model()
+    first, second = net.module.first.parameters(), net.module.second.parameters()
+    return train(net, torch.optim.SGD(first, lr=0.01), torch.optim.Adam(second, lr=0.01))
 
 
 def gan() -> Losses:
@@ -90,21 +83,6 @@ def scaler_that_skips() -> Losses:
     return losses
 
 
-def lbfgs() -> Losses:
-    net, losses = ddp_model(), []
-    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
-    for batch in loader():
-
-        def closure(batch: Any = batch) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(net, batch)
-            loss.backward()
-            return loss
-
-        losses.append(exact(optimizer.step(closure)))
-    return losses
-
-
 def without_loader() -> Losses:
     net, criterion, losses = ddp_model(), nn.MSELoss(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -120,48 +98,46 @@ def without_loader() -> Losses:
 
 
 def teacher_and_recomputation() -> Losses:
-    student, teacher, losses = small_model(), small_model().eval(), []
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
-    for x, _ in loader():
+    student, teacher = small_model(), small_model().eval()
+
+    def distilled(net: nn.Module, batch: Any) -> torch.Tensor:
         with torch.no_grad():
-            target = teacher(x + 1)
-        loss = nn.functional.mse_loss(checkpoint(student, x, use_reentrant=False), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(exact(loss))
-    return losses
+            target = teacher(batch[0] + 1)
+        return nn.functional.mse_loss(checkpoint(net, batch[0], use_reentrant=False), target)
+
+    return train(student, torch.optim.SGD(student.parameters(), lr=0.01), value_of=distilled)
 
 
 def compiled_model() -> Losses:
     net = torch.compile(small_model(), backend="eager", fullgraph=True)
-    return _train(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    return train(net, torch.optim.SGD(net.parameters(), lr=0.01))
 
 
 def compiled_in_place() -> Losses:
     net = small_model()
     net.compile(backend="eager", fullgraph=True)
-    return _train(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    return train(net, torch.optim.SGD(net.parameters(), lr=0.01))
 
 
 def compiled_after_some_steps() -> Losses:
     net = small_model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    losses = _train(net, optimizer)
-    return losses + _train(torch.compile(net, backend="eager", fullgraph=True), optimizer)
+    losses = train(net, optimizer)
+    return losses + train(torch.compile(net, backend="eager", fullgraph=True), optimizer)
 
 
 def compiled_optimizer() -> Losses:
     net = small_model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    return _train(net, optimizer, step=torch.compile(optimizer.step, backend="eager"))
+    compiled = torch.compile(optimizer.step, backend="eager")
+    return train(net, SimpleNamespace(step=compiled, zero_grad=optimizer.zero_grad))
 
 
 def training_in_a_thread() -> Losses:
     losses: Losses = []
     net = small_model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    thread = threading.Thread(target=lambda: losses.extend(_train(net, optimizer)))
+    thread = threading.Thread(target=lambda: losses.extend(train(net, optimizer)))
     thread.start()
     thread.join()
     return losses
@@ -190,16 +166,16 @@ def errors_that_the_script_survives() -> Losses:
 def model_that_is_traced() -> Losses:
     """Traced while the search for modules is on; then what came out is trained."""
     net = small_model()
-    _train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=2)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=2)
     batch = next(iter(loader()))
     net = torch.jit.trace(small_model(), batch[0])
-    return _train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=STEPS - 2)
+    return train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=STEPS - 2)
 
 
 def model_that_is_copied() -> Losses:
     """After training the model can be pickled, copied and scripted, without a trace of the hooks."""
     net = small_model()
-    losses = _train(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    losses = train(net, torch.optim.SGD(net.parameters(), lr=0.01))
     buffer = io.BytesIO()
     torch.save(net, buffer)
     if b"stepscope" in buffer.getvalue() or b"stepscope" in pickle.dumps(net):
@@ -208,15 +184,4 @@ def model_that_is_copied() -> Losses:
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.jit.script(net)):
         if not torch.equal(other(x), net(x)):
             raise AssertionError("a copy computes something else")
-    return losses
-
-
-def _train(net: Any, optimizer: Any, *, step: Any = None, batches: int = STEPS) -> Losses:
-    losses = []
-    for batch in loader(batches=batches):
-        loss = loss_of(net, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        (step or optimizer.step)()
-        losses.append(exact(loss))
     return losses

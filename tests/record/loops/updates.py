@@ -17,41 +17,40 @@ def batch() -> Tensor:
     return torch.randn(4, WIDTH)
 
 
+def passes(model: nn.Module, steps: int = STEPS, *, micro: int = 1):
+    """Yield the loss of each step after its backward; what updates the parameters comes after that."""
+    for _ in range(steps):
+        model.zero_grad()
+        for _ in range(micro):
+            loss = model(batch()).square().mean() / micro
+            loss.backward()
+        yield loss
+
+
+def descend(parameters: object, rate: float = RATE) -> None:
+    with torch.no_grad():
+        for p in parameters:  # type: ignore[attr-defined]
+            p -= rate * p.grad
+
+
 def optimizer_per_step() -> Iterator[Tensor]:
     model = net()
     for _ in range(STEPS):
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        optimizer.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
-        optimizer.step()
-        yield loss
+        for loss in passes(model, 1):
+            optimizer.step()
+            yield loss
 
 
 def optimizer_and_scheduler_per_step() -> Iterator[Tensor]:
     """The scheduler holds its optimizer in a reference cycle: old ones live until the garbage collector runs."""
     model = net()
-    for _ in range(STEPS):
-        loss = model(batch()).square().mean()
+    for loss in passes(model):
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        optimizer.zero_grad()
-        loss.backward()
         optimizer.step()
         scheduler.step()
         yield loss
-
-
-def optimizer_per_epoch() -> Iterator[Tensor]:
-    model = net()
-    for _ in range(8):
-        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-        for _ in range(STEPS // 8):
-            optimizer.zero_grad()
-            loss = model(batch()).square().mean()
-            loss.backward()
-            optimizer.step()
-            yield loss
 
 
 def models_in_turn() -> Iterator[Tensor]:
@@ -61,10 +60,7 @@ def models_in_turn() -> Iterator[Tensor]:
         model = net()
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         folds.append((model, optimizer))
-        for _ in range(STEPS // 4):
-            optimizer.zero_grad()
-            loss = model(batch()).square().mean()
-            loss.backward()
+        for loss in passes(model, STEPS // 4):
             optimizer.step()
             yield loss
 
@@ -77,13 +73,10 @@ def inner_loop() -> Iterator[Tensor]:
         copy = net()
         copy.load_state_dict(model.state_dict())
         inner = torch.optim.SGD(copy.parameters(), lr=RATE)
-        for _ in range(3):
-            inner.zero_grad()
-            copy(batch()).square().mean().backward()
+        for _ in passes(copy, 3):
             inner.step()
         outer.zero_grad()
-        loss = copy(batch()).square().mean()
-        loss.backward()
+        (loss,) = passes(copy, 1)
         for own, copied in zip(model.parameters(), copy.parameters(), strict=True):
             own.grad = copied.grad
         outer.step()
@@ -94,50 +87,43 @@ def alternating_classes() -> Iterator[Tensor]:
     """Two optimizers over the same parameters, one in even and one in odd steps."""
     model = net()
     both = torch.optim.Adam(model.parameters(), lr=RATE), torch.optim.SGD(model.parameters(), lr=RATE)
-    for step in range(STEPS):
-        loss = model(batch()).square().mean()
-        model.zero_grad()
-        loss.backward()
+    for step, loss in enumerate(passes(model)):
         both[step % 2].step()
         yield loss
 
 
 def subtracted_by_hand() -> Iterator[Tensor]:
     model = net()
-    for _ in range(STEPS):
-        model.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
+    for loss in passes(model):
+        descend(model.parameters())
+        yield loss
+
+
+def replaced_by_hand() -> Iterator[Tensor]:
+    """Each updated parameter is put in the place of the old one."""
+    model = net()
+    for loss in passes(model):
+        for p in model.parameters():
+            p.data = p.data - RATE * p.grad
         yield loss
 
 
 def by_hand_accumulated() -> Iterator[Tensor]:
     model = net()
-    for _ in range(STEPS):
-        for _ in range(4):
-            loss = model(batch()).square().mean() / 4
-            loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
-                p.grad.zero_()
+    for loss in passes(model, micro=4):
+        descend(model.parameters())
         yield loss
 
 
 def tensors_by_hand() -> Iterator[Tensor]:
     """No module: the parameters are plain tensors."""
-    first = torch.randn(WIDTH, WIDTH, requires_grad=True)
-    second = torch.randn(WIDTH, requires_grad=True)
+    both = torch.randn(WIDTH, WIDTH, requires_grad=True), torch.randn(WIDTH, requires_grad=True)
     for _ in range(STEPS):
-        loss = ((batch() @ first).relu() @ second).square().mean()
+        loss = ((batch() @ both[0]).relu() @ both[1]).square().mean()
         loss.backward()
-        with torch.no_grad():
-            for p in (first, second):
-                p -= 0.001 * p.grad
-                p.grad = None
+        descend(both, 0.001)
+        for p in both:
+            p.grad = None
         yield loss
 
 
@@ -152,25 +138,24 @@ def functional() -> Iterator[Tensor]:
         yield loss
 
 
+class Momentum:
+    """An optimizer that is not one of torch's."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self.parameters = list(part.parameters())
+        self.buffers = [torch.zeros_like(p) for p in self.parameters]
+
+    def step(self) -> None:
+        for p, b in zip(self.parameters, self.buffers, strict=True):
+            b.mul_(0.9).add_(p.grad)
+            p.data.add_(b, alpha=-RATE)
+
+
 def own_class() -> Iterator[Tensor]:
-    """An optimizer that is not one of torch's, over two parts of the model."""
-
-    class Momentum:
-        def __init__(self, parameters: list[Tensor]) -> None:
-            self.parameters = parameters
-            self.buffers = [torch.zeros_like(p) for p in parameters]
-
-        def step(self) -> None:
-            for p, b in zip(self.parameters, self.buffers, strict=True):
-                b.mul_(0.9).add_(p.grad)
-                p.data.add_(b, alpha=-RATE)
-
+    """Over two parts of the model."""
     model = net()
-    halves = [Momentum(list(part.parameters())) for part in (model[0], model[2])]
-    for _ in range(STEPS):
-        model.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
+    halves = [Momentum(part) for part in (model[0], model[2])]
+    for loss in passes(model):
         for half in halves:
             half.step()
         yield loss
@@ -183,9 +168,7 @@ def critics_by_hand() -> Iterator[Tensor]:
     def update(model: nn.Module, loss: Tensor) -> None:
         model.zero_grad()
         loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
+        descend(model.parameters())
 
     for _ in range(STEPS):
         update(critic, critic(generator(batch()).detach()).mean() - critic(batch()).mean())
@@ -196,30 +179,17 @@ def critics_by_hand() -> Iterator[Tensor]:
 
 def no_update() -> Iterator[Tensor]:
     """Only forward and backward, as a benchmark does."""
-    model = net()
-    for _ in range(STEPS):
-        model.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
-        yield loss
+    yield from passes(net())
 
 
 def by_hand_then_optimizer() -> Iterator[Tensor]:
     """Warm-up by hand, then an optimizer."""
     model = net()
-    for _ in range(STEPS // 2):
-        model.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= RATE * p.grad
+    for loss in passes(model, STEPS // 2):
+        descend(model.parameters())
         yield loss
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    for _ in range(STEPS // 2):
-        optimizer.zero_grad()
-        loss = model(batch()).square().mean()
-        loss.backward()
+    for loss in passes(model, STEPS // 2):
         optimizer.step()
         yield loss
 
@@ -235,10 +205,7 @@ def in_backward() -> Iterator[Tensor]:
             optimizer.zero_grad()
 
         p.register_post_accumulate_grad_hook(step)
-    for _ in range(STEPS):
-        loss = model(batch()).square().mean()
-        loss.backward()
-        yield loss
+    yield from passes(model)
 
 
 def by_hand_in_backward() -> Iterator[Tensor]:
@@ -251,10 +218,7 @@ def by_hand_in_backward() -> Iterator[Tensor]:
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(step)
-    for _ in range(STEPS):
-        loss = model(batch()).square().mean()
-        loss.backward()
-        yield loss
+    yield from passes(model)
 
 
 def closures() -> Iterator[Tensor]:
@@ -271,19 +235,6 @@ def closures() -> Iterator[Tensor]:
             return loss
 
         yield optimizer.step(closure)
-
-
-def skipped() -> Iterator[Tensor]:
-    """A scaler that skips every fifth step, of an optimizer that is new in every step."""
-    model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0)
-    for step in range(STEPS):
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        optimizer.zero_grad()
-        loss = model(batch()).square().mean() * (float("inf") if step % 5 == 4 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        yield loss
 
 
 NAMES = [name for name, f in globals().items() if getattr(f, "__annotations__", {}) == {"return": Iterator[Tensor]}]

@@ -1,6 +1,5 @@
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from tests.record.owners.settrace_truth import operators_by_line
 from tests.record.owners.watched import innermost, operators, owners_in, training
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.owners.event_tree import Places, Stacks, walked
 from stepscope.record.owners.frame_step import FrameStep
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.guards import ProfilerGuard
@@ -57,28 +55,6 @@ def test_what_raises_no_call_has_its_own_line():
     assert found.get("aten::fill_", found.get("aten::copy_")) == {5}
 
 
-def test_another_threads_work_belongs_to_the_call_that_waits_for_it():
-    """torch puts all that autograd's thread does below the first call of backward."""
-
-    def node(kind, name, thread, start_ns, end_ns, *children, line=0):
-        at = SimpleNamespace(file_name="/job/train.py", function_name="step", line_number=line)
-        of_call = {"caller": at, "callsite": at, "module": None}
-        fields = SimpleNamespace(**of_call, sequence_number=-1, scope=SimpleNamespace(name="FUNCTION"))
-        times = {"start_time_ns": start_ns, "end_time_ns": end_ns, "start_tid": thread}
-        tag = SimpleNamespace(name=kind)
-        return SimpleNamespace(**times, tag=tag, name=name, children=children, extra_fields=fields)
-
-    inner = node("TorchOp", "aten::mm", 2, 72, 73)
-    nodes = [node("TorchOp", name, 2, at, at + 5, *more) for name, at, *more in (("one", 20), ("two", 70, inner))]
-    calls = [node("PyCCall", None, 1, 10, 40, *nodes, line=5), node("PyCCall", None, 1, 60, 90, line=9)]
-    roots = [node("PyCall", None, 1, 0, 100, *calls, line=1)]
-    stacks = Stacks(Places())
-    found = [event for event in walked(roots, stacks, max_events=100) if event.name]
-    table = stacks.table([event.stack for event in found])
-    lines = {event.name: table.frames[stack[-1]][1] for event, stack in zip(found, table.stacks, strict=True)}
-    assert lines == {"one": 5, "two": 9, "aten::mm": 9}
-
-
 def test_a_trace_function_of_the_users_stays():
     seen = []
 
@@ -122,7 +98,7 @@ def test_python_time_between_operators_goes_to_its_line():
     owners = owners_in(slow)
     thread = training(owners)
     zeros = [owners["names"][n] for n in thread["name"]].index("aten::zeros")
-    gap = {innermost(owners, s): ns for i, s, ns in thread["python"] if i == zeros}
+    gap = {innermost(owners, s): ns for i, s, ns, _ in thread["python"] if i == zeros}
     line = slow.__code__.co_firstlineno + 2
     assert max(gap, key=lambda frame: gap[frame])[1] == line
 

@@ -40,13 +40,13 @@ if __name__ == "__main__":
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
-        max_steps=24,
+        max_steps=20,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         eval_strategy="steps",
-        eval_steps=10,
+        eval_steps=8,
         save_strategy="steps",
-        save_steps=12,
+        save_steps=10,
         logging_steps=1,
         use_cpu=True,
         report_to=[],

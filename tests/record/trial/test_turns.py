@@ -116,14 +116,3 @@ def test_jobs_that_do_not_fit_into_memory_together_take_no_turns() -> None:
     short = partial(job_of, RANK.replace("MORE = {}", "MORE = {'on_device': True, 'retries': 1}"))
     with pytest.raises(TurnsError, match="memory"), Turns([partial(job_of, RANK), short]):
         pass
-
-
-def test_job_without_turns_is_an_error_and_its_own_error_is_raised() -> None:
-    with pytest.raises(TurnsError, match="ended before its turns were over"), Turns([lambda _: None] * 2):
-        pass
-
-    def failing(_: str) -> None:
-        raise FileNotFoundError("no such program")
-
-    with pytest.raises(FileNotFoundError), Turns([failing] * 2):
-        pass

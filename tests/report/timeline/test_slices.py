@@ -231,17 +231,5 @@ def test_a_real_trace_processor_reads_the_same(form: str, tmp_path: Path) -> Non
     assert arrows == [(timeline.num_flows - len({f for r in timeline.ranks for v in r.flows.values() for f in v}),)]
 
 
-@pytest.mark.slow
-@needs_trace_processor
-def test_a_real_trace_processor_keeps_crossing_and_hostile_slices(tmp_path: Path) -> None:
-    shared = crossing_run(tmp_path)
-    trace = b"".join(perfetto_trace(timeline_of(shared)))
-    every, problems, members = queried(
-        trace, "select s.name, s.dur from slice s order by s.dur, s.name", PROBLEMS, IN_FLOWS
-    )
-    expected = [(name, dur) for s in source(shared).values() for _, dur, name in s]
-    assert sorted(every) == sorted(expected) and problems == [] and members == [(4,)]
-
-
 def in_flows(timeline: Timeline) -> int:
     return sum(len(rank.flows) for rank in timeline.ranks)

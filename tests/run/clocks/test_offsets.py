@@ -253,14 +253,3 @@ def test_probe_that_contradicts_the_collectives_is_flagged_and_ignored(tmp_path:
         "clock probes of rank 1 contradict the collectives, which count: a clock was set or a file was changed "
         "after recording",
     )
-
-
-@pytest.mark.parametrize(
-    "probes",
-    [None, [], "x", {}, [{}], [None], [{"at_ns": 1, "offset_ns": None, "uncertainty_ns": 3}], [{"at_ns": 1.5}]],
-)
-def test_damaged_probes_are_no_probes(tmp_path: Path, probes: Any) -> None:
-    job = Job(ranks=2)
-    before = aligned(built_run(tmp_path, job.traces())).clocks
-    run = built_run(tmp_path, job.traces(), description={"ranks": {"1": {"clock_probes": probes}, "0": 7}})
-    assert aligned(run).clocks.offset_ns.tolist() == before.offset_ns.tolist()

@@ -3,7 +3,6 @@
 import gzip
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +109,6 @@ def test_without_the_recorder_groups_are_unknown(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     run = load(tmp_path, cache=False)
     assert {group for _, group, _ in by_group(run, 0)} == {"unknown"}
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[: len(b) // 2], lambda b: b"\0" * 99, lambda b: b"[]\n7\n{}", lambda b: b""]
-)
-def test_damaged_file_is_read_as_far_as_it_goes(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    for path in RECORDED.glob("rank00000*"):
-        shutil.copy(path, tmp_path)
-    path = tmp_path / rank_file(0, "flight_recorder.jsonl")
-    path.write_bytes(damage(path.read_bytes()))
-    assert len(load(tmp_path, cache=False).ranks[0].collectives) == 8
 
 
 def write_calls(path: Path, calls: list[tuple[float, str, str, int]]) -> None:

@@ -1,10 +1,7 @@
-"""Exports of Nsight Systems: every row of a real one accounted for, hostile ones refused, memory bounded."""
+"""Exports of Nsight Systems: every row of a real one accounted for; what one without device work holds is named."""
 
 import gzip
-import random
 import sqlite3
-import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +9,11 @@ import numpy as np
 import pytest
 from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 
-from stepscope.errors import StepscopeError, TraceError
+from stepscope.errors import TraceError
 from stepscope.run.load import load
-from stepscope.trace.nsight import overview, read_nsys
+from stepscope.trace.nsight import read_nsys
 from stepscope.trace.nsight_tools import PAGE_MOVE
-from stepscope.trace.sqlite_file import Database
+from stepscope.trace.sqlite_file import Database, TablePages
 from stepscope.trace.table import EventKind, Trace, event_kinds
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
@@ -126,50 +123,11 @@ def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
     assert "unknown kernel" in trace.strings
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("DROP TABLE StringIds", "none of its tables"),
-        (
-            "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",
-            "no device activity: it holds 1 CUDA calls, .*1 kernel launch is recorded: the device events were lost",
-        ),
-        (
-            "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; "
-            "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true'); "
-            "CREATE TABLE DIAGNOSTIC_EVENT (text TEXT); "
-            "INSERT INTO DIAGNOSTIC_EVENT VALUES ('ActivityFlushAll returned 2: CUPTI_ERROR_INVALID_DEVICE')",
-            'events were lost; Nsight Systems reports ".*CUPTI_ERROR_INVALID_DEVICE"; update Nsight Systems',
-        ),
-        (
-            "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO k; "
-            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS SELECT * FROM k, k, k",
-            "is a view",
-        ),
-        ("DROP TABLE StringIds; CREATE TABLE StringIds (id INTEGER, value TEXT)", "no primary key"),
-        (
-            "INSERT INTO StringIds VALUES (77, zeroblob(20000000)); "
-            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 77",
-            "too large a value",
-        ),
-    ],
-)  # fmt: skip
-def test_hostile_schemas_are_refused_in_one_line(tmp_path: Path, change: str, said: str) -> None:
-    path = tmp_path / "x.sqlite"
-    export = small(path)
-    export.db.executescript(change)
-    export.close()
-    with pytest.raises(TraceError, match=said) as error:
-        read_nsys(path)
-    assert "\n" not in str(error.value)
-
-
 STREAMS = (
     "CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER);"
     "INSERT INTO StringIds VALUES (1, '/tmp/pid_7_stderr.log'), (2, '{}');INSERT INTO ProcessStreams VALUES (7, 1, 2);"
 )
 TRACED = "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:COLLECT_CUDA_TRACE', 'true');"
-BEGUN = "INSERT INTO StringIds VALUES (7, 'CUDA injection initialized successfully.');"
 IN_VAIN = "INSERT INTO StringIds VALUES (9, 'No CUDA events collected. Does the process use CUDA?');"
 CALL = (
     "INSERT INTO StringIds VALUES (5, 'cudaMalloc_v3020');"
@@ -189,7 +147,6 @@ DIAGNOSTICS = (
         ("", "is unknown), and nothing shows that CUDA was traced; record with nsys", "ended before"),
         ("DELETE FROM NVTX_EVENTS", "it holds no events, and nothing shows", "ended before"),
         (TRACED, ". CUDA tracing was requested, but no call is recorded: the program made none, ended", "was traced"),
-        (BEGUN, ". CUDA was traced, but no call is recorded: the program made none, ended early, or", "--trace=cuda"),
         (CALL, ". CUDA was traced, but no kernel launch is recorded: the program ended before one, or", "made none"),
         (
             CALL + "UPDATE StringIds SET value = 'cudaLaunchKernel_v7000'; "
@@ -203,12 +160,6 @@ DIAGNOSTICS = (
             'Systems." and "Some CUPTI events might be missing."; update Nsight Systems or the driver',
             "Profiling has started",
         ),
-        (IN_VAIN, 'Nsight Systems reports "No CUDA events collected. Does the process use CUDA?";', "was traced"),
-        (
-            f"{IN_VAIN}INSERT INTO StringIds VALUES (8, 'CUDA profiling might have not been started correctly.')",
-            'reports "CUDA profiling might have not been started correctly." and "No CUDA events collected.',
-            "was traced",
-        ),
         (
             IN_VAIN + STREAMS.format("Traceback:\nFileNotFoundError: train.py\n"),
             "error output has: FileNotFoundError: train.py;",
@@ -218,11 +169,6 @@ DIAGNOSTICS = (
             TRACED + STREAMS.format("Fatal Error: compiled with -gpu=cc80\n File: a.cpp\n Line: 62\n\n"),
             "error output has: Fatal Error: compiled with -gpu=cc80;",
             "Line: 62",
-        ),
-        (
-            TRACED + STREAMS.format("a.cu(4): warning #177-D: no error\n   int a;\n       ^\n"),
-            "or events were lost; check that the program runs",
-            "error output",
         ),
     ],
 )
@@ -271,70 +217,6 @@ def test_page_moves_of_unified_memory_are_named(tmp_path: Path) -> None:
     assert trace.arg("bytes").at(copies, missing=-1).tolist() == [4096] * 5
 
 
-def test_ranges_show_the_time_of_the_host_without_device_work(tmp_path: Path) -> None:
-    export = Export(tmp_path / "x.sqlite")
-    export.clock(0)
-    for at in range(0, 100_000_000, 10_000_000):
-        export.nvtx(at, at + 6_000_000, "find centers", MACHINE | 7 << 24 | 70)
-        export.nvtx(at + 6_000_000, at + 10_000_000, "backbone", MACHINE | 7 << 24 | 70)
-    export.close()
-    with pytest.raises(TraceError) as error:
-        read_nsys(tmp_path / "x.sqlite")
-    assert "20 NVTX ranges (host time: find centers 10 times 6 ms (60 %), backbone 10 times 4 ms" in str(error.value)
-
-
-def test_an_export_without_tables_of_events_is_an_empty_export(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    export = Export(path)
-    listed = [name for (name,) in export.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    for table in listed:
-        if table.startswith(("CUPTI", "NVTX")):
-            export.db.execute(f"DROP TABLE {table}")
-    export.close()
-    with pytest.raises(TraceError, match="no device activity: it holds no events"):
-        read_nsys(path)
-
-
-@pytest.mark.slow
-def test_computed_columns_are_not_computed(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    export = small(path)
-    export.db.executescript(
-        "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "
-        "end INTEGER GENERATED ALWAYS AS (length(hex(zeroblob(20000000)))) VIRTUAL); "
-        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (5);"
-    )
-    export.close()
-    with pytest.raises(TraceError, match="no device activity"):
-        read_nsys(path)
-
-
-@pytest.mark.parametrize("sixteenth", range(1, 16))
-def test_cut_exports_are_refused_in_one_line(real: Path, tmp_path: Path, sixteenth: int) -> None:
-    data = real.read_bytes()
-    path = tmp_path / "cut.sqlite"
-    path.write_bytes(data[: len(data) * sixteenth // 16])
-    with pytest.raises(TraceError) as error:
-        read_nsys(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_changed_bytes_of_an_export_give_traces_or_our_error(real: Path, tmp_path: Path) -> None:
-    data, path, chance = real.read_bytes(), tmp_path / "changed.sqlite", random.Random(11)
-    outcomes: set[int] = set()
-    for _ in range(40):
-        changed = bytearray(data)
-        for _ in range(chance.choice((1, 30, 1000))):
-            changed[chance.randrange(len(changed))] = chance.randrange(256)
-        path.write_bytes(changed)
-        try:
-            outcomes.add(int(not read_nsys(path)))
-        except StepscopeError as error:
-            outcomes.add(str(error).count("\n"))
-    assert outcomes == {0}, "traces, or an error of one line"
-
-
 def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     small(path).close()
@@ -355,7 +237,6 @@ def test_only_reading_is_allowed(tmp_path: Path) -> None:
 
 
 CHUNK = 100
-KB = 1_000
 PROCESSES = (7, 9)
 RANGES_PER_KERNEL = 3
 
@@ -378,17 +259,6 @@ def export_of(path: Path, kernels: int) -> Path:
     return path
 
 
-def peak_of(work: Callable[[], object]) -> int:
-    """Return the most that was allocated at once, beyond what was before."""
-    work()  # imports and caches are filled
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A small export and one of five times its rows."""
@@ -402,17 +272,24 @@ def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.trace.sqlite_file._BATCH_PAGES", 4)
 
 
-def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:
-    small, large = exports
-    assert peak_of(lambda: overview(large)) < 1.2 * peak_of(lambda: overview(small)) + 20 * KB
-
-
-@pytest.mark.slow
-def test_tables_take_little_more_than_their_columns_while_they_are_built(exports: tuple[Path, Path]) -> None:
-    small, large = (peak_of(lambda path=path: read_nsys(path)) for path in exports)  # type: ignore[misc]
-    more_rows = (2 + RANGES_PER_KERNEL) * 1600
-    traces = read_nsys(exports[1])
-    kept = sum(array.nbytes for t in traces for name, array in t.columns.items() if name not in ("ph", "offset"))
-    kept += sum(one.rows.nbytes + one.values.nbytes for t in traces for one in t.args.values())
-    per_row = kept / sum(t.num_events for t in traces)
-    assert (large - small) / more_rows < 2 * per_row
+@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
+def test_sound_files_of_any_layout_fit(tmp_path: Path, page_bytes: int) -> None:
+    path = tmp_path / "x.sqlite"
+    db = sqlite3.connect(path)
+    db.executescript(
+        f"PRAGMA page_size = {page_bytes}; CREATE TABLE a (id INTEGER PRIMARY KEY, text TEXT);"
+        "CREATE TABLE b (text TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID; CREATE INDEX c ON a (text);"
+        + "".join(f"CREATE TABLE t{i} (x);" for i in range(60))  # the schema takes several pages
+    )
+    rows = [(i, f"{i} " * (i % 900)) for i in range(4000)]
+    db.executemany("INSERT INTO a VALUES (?, ?)", rows)
+    db.executemany("INSERT INTO b VALUES (?, ?)", [(f"{i} {text}", i) for i, text in rows])
+    db.execute("DELETE FROM a WHERE id % 3 = 0")  # pages in the free list
+    db.commit()
+    pages = TablePages(path)
+    roots = [root for (root,) in db.execute("SELECT rootpage FROM sqlite_master")]
+    db.close()
+    for root in (1, *roots):
+        pages.claim(root)
+    with pytest.raises(sqlite3.DatabaseError, match="more rows"):
+        pages.claim(roots[0])

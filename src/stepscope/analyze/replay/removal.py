@@ -36,7 +36,7 @@ from stepscope.analyze.replay.graph import (
     without_calls,
 )
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor, with_host_factor
-from stepscope.intervals import EMPTY, Intervals, intersect
+from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect
 from stepscope.records import ArrayRecord, Row, dataclass, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among
@@ -553,16 +553,24 @@ def critical_work(replay: Replay, ownership: Sequence[Ownership | None]) -> list
         items = np.arange(len(replay.graph.device[index])) % len(program)
         on_device = np.bincount(items, took[replay.graph.device[index]], minlength=len(program))
         by_item = owned.by_work if rank.has_device else owned.by_collective
-        # The host's time before an item is that of the lines which ran then.
+        # The host's time before an item is that of the lines which ran then, each shortened as the replay shortens it.
         edges, _ = recorded_host(rank, program, replay.steps)
         before = np.bincount(np.arange(len(replay.graph.host[index])) % len(program), took[replay.graph.host[index]])
         passed = np.append(0.0, np.cumsum(before))
         passed = np.append(passed, np.full(max(0, len(edges) - len(passed)), passed[-1]))[: len(edges)]
-        host = owned.host
-        spent = np.interp(host.end_ns, edges, passed) - np.interp(host.start_ns, edges, passed)
+        host, factor = owned.host, min(1.0, replay.host_factor)
+        times = (np.maximum(at, edges[0]) for at in (edges, host.start_ns, host.end_ns))
+        clock = [_unstretched(at, int(edges[0]), owned.long_python, factor) for at in times]
+        spent = np.interp(clock[2], clock[0], passed) - np.interp(clock[1], clock[0], passed)
         owners = joined_owners([by_item.at(program.device_index), host.owner])
         found.append((owners, np.append(on_device, spent * host.runs)))
     return found
+
+
+def _unstretched(at_ns: Int64s, since_ns: int, python: Intervals, factor: float) -> Floats:
+    """Return times on a clock that runs slower by the factor, but not in the stretches of Python."""
+    in_python = covered_ns(python, np.full(len(at_ns), since_ns), at_ns)
+    return factor * (at_ns - since_ns) + (1 - factor) * in_python
 
 
 def critical_lines(

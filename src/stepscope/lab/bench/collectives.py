@@ -3,16 +3,13 @@
     python -m stepscope.bench.collectives --backend gloo --world-size 2 --world-size 4 --out times.json
     torchrun --nproc-per-node 8 -m stepscope.bench.collectives --backend nccl --out times.json
 
-The first starts its own processes on this machine; under torchrun the job's ranks are used. Smaller world sizes are
+The first starts its own ranks on this machine; under a launcher the job's ranks are used. Smaller world sizes are
 groups of the first ranks. Bytes are the full buffer of the operation. A time is that of one call among calls back to
 back, the slowest rank's; the median counts.
 """
 
 import argparse
-import os
-import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -21,17 +18,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.errors import UsageError
+from stepscope.contract.run_folder import atomic_write
+from stepscope.lab.bench.launch import launched_by
 from stepscope.lab.bench.measure import wait_for_device
-from stepscope.lab.bench.rank import run_to_exit_code
+from stepscope.lab.bench.rank import Bench, run_to_exit_code
+from stepscope.lab.bench.sessions import COLLECTIVES, collective_times
 from stepscope.units import json_text
 
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-MIN_BYTES, MAX_BYTES = 1024, 2**30
-_COLUMNS = ("op", "world_size", "bytes", "median_us", "min_us", "max_us")
+MIN_BYTES = 1024
 _BLOCKS = 5
 _BLOCK_S = 0.02  # calls of one block take about this long, at least one call
 _MAX_CALLS = 50
@@ -40,65 +35,43 @@ Row = tuple[str, int, int, float, float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 after measuring; in a separate job or on the ranks of torchrun."""
+    """Return 0 after measuring; in a separate job or on the ranks of a launcher."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--world-size", type=int, action="append", help="several give several; default: all ranks")
-    parser.add_argument("--op", choices=_OPERATIONS, action="append", help="default: every operation")
-    parser.add_argument("--max-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument("--op", choices=COLLECTIVES, action="append", help="default: every operation")
+    parser.add_argument("--max-bytes", type=int, default=2**30)
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--out", required=True)
     args = parser.parse_args(argv)
-    args.world_size = sorted(set(args.world_size or [int(os.environ.get("WORLD_SIZE", "2"))]))
-    if args.world_size[0] < 2:
-        raise UsageError(f"world sizes have to be 2 or more, not {args.world_size[0]}")
-    most = args.world_size[-1]
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        started = int(os.environ["WORLD_SIZE"])
-        if most > started:
-            raise UsageError(f"world size {most} is more than the job's {started}")
-        _rank_main(int(os.environ["RANK"]), args, "env://", started)
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank_main, args=(args, f"file://{folder}/store", most), nprocs=most)
+    launched = launched_by()
+    found = collective_times(
+        args.backend, args.world_size or [launched.world_size if launched else 2], ops=args.op or (),
+        max_bytes=args.max_bytes, limit_s=args.limit_s, launched=launched,
+    )  # fmt: skip
+    if launched is None or launched.writes:
+        with atomic_write(args.out) as f:
+            f.write((json_text(found, indent=1) + "\n").encode())
     return 0
 
 
-def _rank_main(rank: int, args: argparse.Namespace, init_method: str, world_size: int) -> None:
-    torch.set_num_threads(1)
-    os.environ.setdefault("LOCAL_RANK", str(rank))
-    dist.init_process_group(args.backend, init_method=init_method, rank=rank, world_size=world_size)
-    try:
-        rows = _measure(args)
-        if rank == 0:
-            with atomic_write(args.out) as f:
-                f.write((json_text(_document(args.backend, rows), indent=1) + "\n").encode())
-    finally:
-        dist.destroy_process_group()
-
-
-def _measure(args: argparse.Namespace) -> list[Row]:
-    """Return the rows of all sizes that fit into the time; world sizes and operations of one size follow each other."""
-    device, deadline = torch.device("cpu"), time.perf_counter() + args.limit_s
-    if args.backend == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    groups = {world: dist.new_group(list(range(world))) for world in args.world_size}
-    rows: list[Row] = []
+def measure(bench: Bench, settings: dict[str, Any]) -> None:
+    """Emit the rows of all sizes that fit into the time; world sizes and operations of one size follow each other."""
+    device, deadline = bench.device, time.perf_counter() + settings["limit_s"]
+    groups = {world: dist.new_group(list(range(world))) for world in settings["world_sizes"]}
     size, fits = MIN_BYTES, torch.ones(1, device=device)
-    while size <= args.max_bytes and fits:
+    while size <= settings["max_bytes"] and fits:
         begin = time.perf_counter()
-        for op in args.op or _OPERATIONS:
+        for op in settings["ops"]:
             for world, group in groups.items():
-                if dist.get_rank() < world:
-                    rows.append(_row(op, world, size, group, device))
+                if bench.rank < world:
+                    bench.emit(what="row", row=_row(op, world, size, group, device))
                 dist.barrier()
         now = time.perf_counter()
         # The next size takes about twice as long, and some air. Rank 0 decides for all.
         fits.fill_(float(now + 2.5 * (now - begin) < deadline))
         dist.broadcast(fits, 0)
         size *= 2
-    return rows
 
 
 def _row(op: str, world: int, size: int, group: Any, device: torch.device) -> Row:
@@ -158,28 +131,6 @@ def operation(op: str, size: int, world: int, group: Any, device: torch.device) 
         "broadcast": lambda: dist.broadcast(full, 0, group=group),
         "send_recv": shift,
     }[op]
-
-
-def _document(backend: str, rows: Sequence[Row]) -> dict[str, Any]:
-    cuda = backend == "nccl"
-    return {
-        "schema": SCHEMA,
-        "kind": "stepscope collective times",
-        "backend": backend,
-        "machine": {
-            "host": platform.node(),
-            "cpus": os.cpu_count(),
-            "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        },
-        "software": {
-            "torch": str(torch.__version__),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-            "python": platform.python_version(),
-        },
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "columns": _COLUMNS,
-        "rows": rows,
-    }
 
 
 if __name__ == "__main__":

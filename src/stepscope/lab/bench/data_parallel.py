@@ -1,17 +1,13 @@
 """The jobs that compare data-parallel implementations, search a bucket size, profile one and slow one rank down.
 
-    settings   {"workload": {...}, "series": [{"name", "implementation", "options"}], "warmup_steps", "steps", "runs",
-                "grad_accum", "trace_steps"}
-    compare    {"what": "begin", "series", "run"}            before each run
-               {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...}
-               {"what": "size", "series", "parameters", ...}           {"what": "repeated", ...}: the reference again
-               {"what": "trace", "series", "path"}
-    buckets    {"what": "round", "sizes_mb", "times_ms"}     {"what": "found", "best_mb", "tried_mb", "same_as"}
-    slow rank  {"what": "samples", "series": "20 ms", "run", ...}      {"what": "log", "series", "run", "folder"}
-    profile    {"what": "epochs", "epochs"}                  {"what": "throughput", ...}
-
-Every run measures all series one after the other and the next run begins with another one, so that a machine that
-slows down, or warms up, does so for all of them.
+settings   {"workload": {...}, "items": [{"variant": {"name", "implementation", "options"}, "run": 0}],
+            "warmup_steps", "steps", "grad_accum", "trace_steps", "slow_rank"}
+compare    {"what": "begin", "variant", "run"}           before each run; run null: its trace
+           {"what": "samples", "variant", "run", ...}, of all ranks        {"what": "agreement", "variant", ...}
+           {"what": "size", "variant", "parameters"}               {"what": "repeated", ...}: the reference again
+           {"what": "trace", "variant", "run": null, "paths"}      {"what": "log", "variant", "run", "folder"}
+buckets    {"what": "round", "sizes_mb", "times_ms"}     {"what": "found", "best_mb", "tried_mb", "same_as"}
+profile    {"what": "epochs", "epochs"}                  {"what": "throughput", ...}
 """
 
 import time
@@ -31,9 +27,16 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.implementations import Tensors, partition, trainable
-from stepscope.lab.bench.measure import activities, export_trace, measure, record_steps, wait_for_device
-from stepscope.lab.bench.rank import Bench
-from stepscope.lab.bench.strategies import DEFAULT_MB, SIZES_MB, finalists, search
+from stepscope.lab.bench.measure import (
+    activities,
+    export_trace,
+    job_samples,
+    measure,
+    record_steps,
+    wait_for_device,
+)
+from stepscope.lab.bench.rank import Bench, gathered
+from stepscope.lab.bench.strategies import DEFAULT_MB, SIZES_MB, search
 from stepscope.lab.bench.training import Training, clear_memory, new_training
 from stepscope.lab.bench.workloads import workload
 from stepscope.record.profile import profile as step_log, region
@@ -55,25 +58,26 @@ class Outcome(NamedTuple):
 
 
 def compare(bench: Bench, settings: dict[str, Any]) -> None:
-    """Measure every series of the settings on this rank, and record a short trace of each."""
-    every = settings["series"]
+    """Measure the items in their order on this rank, or record a trace of them."""
     reference: list[Outcome] = []
-    for run in range(int(settings["runs"])):
-        first = run % len(every)
-        for series in [*every[first:], *every[:first]]:
-            check = "agreement" if run == 0 else "repeated" if run == 1 and series is every[0] else None
-            _measure_run(bench, settings, series, run, check, reference)
-    for series in every if settings.get("trace_steps") else ():
-        _record_trace(bench, settings, series)
+    for item in settings["items"]:
+        variant, run = item["variant"], item["run"]
+        bench.emit(what="begin", variant=variant["name"], run=run)
+        clear_memory(bench)
+        if run is None:
+            _record_trace(bench, settings, variant)
+            continue
+        measured = _measure_late if "delay_ms" in variant else _measure_run
+        samples = measured(bench, settings, variant, run, reference)
+        bench.emit(what="samples", variant=variant["name"], run=run, **job_samples(gathered(samples)))
 
 
 def _measure_run(
-    bench: Bench, settings: dict[str, Any], series: dict[str, Any], run: int, check: str | None,
-    reference: list[Outcome],
-) -> None:  # fmt: skip
-    bench.emit(what="begin", series=series["name"], run=run)
-    clear_memory(bench)
-    training = new_training(bench, settings, series)
+    bench: Bench, settings: dict[str, Any], variant: dict[str, Any], run: int, reference: list[Outcome]
+) -> dict[str, Any]:
+    first = variant["name"] == settings["items"][0]["variant"]["name"]
+    check = {0: "agreement", 1: "repeated" if first else None}.get(run) if settings["checked"] else None
+    training = new_training(bench, settings, variant)
     gradients: list[Tensors | None] = []
     if check:
         training.step(lambda: gradients.append(_copied(training.parallel.gradients())))
@@ -85,14 +89,14 @@ def _measure_run(
         fed=training.fed,
     )
     if check:
-        bench.emit(what="size", series=series["name"], parameters=_size(training.parallel.model))
+        bench.emit(what="size", variant=variant["name"], parameters=_size(training.parallel.model))
         weights = _copied(training.parallel.weights()) or {}
         if bench.rank == 0:
             found = Outcome(gradients[0], weights, samples["losses"], training.number)
             reference.append(found)
             judged = agreement(found, reference[0], precision=settings["workload"].get("precision", "fp32"))
-            bench.emit(what=check, series=series["name"], **judged)
-    bench.emit(what="samples", series=series["name"], run=run, **samples)
+            bench.emit(what=check, variant=variant["name"], **judged)
+    return samples
 
 
 def _size(model: torch.nn.Module) -> int:
@@ -134,22 +138,53 @@ def _relative_error(found: Tensors, reference: Tensors) -> float:
     return float((apart / whole) ** 0.5) if whole else 0.0
 
 
-def _record_trace(bench: Bench, settings: dict[str, Any], series: dict[str, Any]) -> None:
-    bench.emit(what="begin", series=f"{series['name']}, trace")
-    clear_memory(bench)
-    path = bench.out / "traces" / series["name"] / f"{series['name']}_rank_{bench.rank}_trace.json"
+def _record_trace(bench: Bench, settings: dict[str, Any], variant: dict[str, Any]) -> None:
+    name = variant["name"]
+    path = bench.out / "traces" / name / f"{name}_rank_{bench.rank}_trace.json"
     record_steps(
-        lambda mark: new_training(bench, settings, series, mark=mark).step,
+        lambda mark: new_training(bench, settings, variant, mark=mark).step,
         path=path,
         steps=int(settings["trace_steps"]),
         device=bench.device,
     )
     bench.bring_to_rank_0(path, bench.out)
-    bench.emit(what="trace", series=series["name"], path=str(path.relative_to(bench.out)))
+    bench.emit(what="trace", variant=name, run=None, paths=gathered(str(path.relative_to(bench.out))))
 
 
-def bucket_sweep(bench: Bench, settings: dict[str, Any]) -> None:
-    """Find the best bucket size on these ranks, then compare it with the default and DDP's options."""
+def _measure_late(
+    bench: Bench, settings: dict[str, Any], variant: dict[str, Any], run: int, reference: list[Outcome]
+) -> dict[str, Any]:
+    """Measure one run, recorded in light mode.
+
+    The slow rank sleeps before each of its steps, as a busy host would. Where a rank waits for the others is
+    `gradient_sync`.
+    """
+    training = new_training(bench, settings, variant, mark=region)
+    late_s = variant["delay_ms"] / 1000 if bench.rank == int(settings["slow_rank"]) else 0.0
+    out = bench.out / f"logs/{variant['name']}-run{run}"
+    with step_log(out=out, light=True, telemetry=False, samples=False) as recording:
+
+        def step() -> Any:
+            if late_s:
+                time.sleep(late_s)
+            loss = training.step()
+            if bench.device.type == "cuda":
+                with region(GRADIENT_SYNC):  # the host runs ahead of the device: here it waits for the others
+                    wait_for_device(bench.device)
+            recording.step()
+            return loss
+
+        samples = measure(
+            step, warmup_steps=int(settings["warmup_steps"]), steps=int(settings["steps"]),
+            device=bench.device, fed=training.fed,
+        )  # fmt: skip
+    log = str(recording.run_folder) if recording.run_folder else None
+    bench.emit(what="log", variant=variant["name"], run=run, folder=log)
+    return samples
+
+
+def search_bucket(bench: Bench, settings: dict[str, Any]) -> None:
+    """Find the best bucket size on these ranks."""
     every = sorted({DEFAULT_MB, *map(float, settings.get("sizes_mb") or SIZES_MB)})
     sizes, same_as = distinct_sizes(WorkloadSpec(**settings["workload"]), every)
 
@@ -176,7 +211,6 @@ def bucket_sweep(bench: Bench, settings: dict[str, Any]) -> None:
         ratios={str(sizes[place]): ratio for place, ratio in found.ratios.items()},
         same_as={str(size): other for size, other in same_as.items()},
     )
-    compare(bench, {**settings, "series": finalists(settings["implementation"], best_mb)})
 
 
 def distinct_sizes(spec: WorkloadSpec, sizes: Sequence[float]) -> tuple[list[float], dict[float, float]]:
@@ -200,51 +234,8 @@ def _turn(bench: Bench, settings: dict[str, Any], size_mb: float) -> Sequence[fl
     return list(measure(training.step, warmup_steps=warmup, steps=steps, device=bench.device)["step_ms"])
 
 
-def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
-    """Measure the settings' series once per run and delay, recorded in light mode.
-
-    The slow rank sleeps before each of its steps, as a busy host would. Where a rank waits for the others is
-    `gradient_sync`.
-    """
-    for run in range(int(settings["runs"])):
-        for delay_ms in settings["delays_ms"]:
-            bench.emit(what="begin", series=f"{float(delay_ms):g}ms", run=run)
-            clear_memory(bench)
-            training = new_training(bench, settings, settings["series"][0], mark=region)
-            late_s = float(delay_ms) / 1000 if bench.rank == int(settings["slow_rank"]) else 0.0
-            name = f"{float(delay_ms):g}ms"
-            with step_log(
-                out=bench.out / f"logs/{name}-run{run}", light=True, telemetry=False, samples=False
-            ) as recording:
-
-                def step(training: Any = training, recording: Any = recording, late_s: float = late_s) -> Any:
-                    if late_s:
-                        time.sleep(late_s)
-                    loss = training.step()
-                    if bench.device.type == "cuda":
-                        with region(GRADIENT_SYNC):  # the host runs ahead of the device: here it waits for the others
-                            wait_for_device(bench.device)
-                    recording.step()
-                    return loss
-
-                samples = measure(
-                    step, warmup_steps=int(settings["warmup_steps"]), steps=int(settings["steps"]),
-                    device=bench.device, fed=training.fed,
-                )  # fmt: skip
-            log = str(recording.run_folder) if recording.run_folder else None
-            bench.emit(what="log", series=name, run=run, folder=log)
-            bench.emit(what="samples", series=name, run=run, **samples)
-
-
-class Epoch(NamedTuple):
-    """One epoch of training; `kind` is warm-up or training, `recorded` one while the profiler was on."""
-
-    number: int
-    kind: str
-    lr: float
-    loss: float
-    step_ms: float
-    recorded: bool
+# number, kind (warm-up or training), lr, loss, step_ms, and whether the profiler was on
+Epoch = dict[str, Any]
 
 
 def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
@@ -285,9 +276,8 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= i < last) for i in range(total)]
     bench.bring_to_rank_0(folder / f"{name}_rank_{bench.rank}_trace.json", folder)
-    bench.emit(what="epochs", epochs=[epoch._asdict() for epoch in epochs])
-    ranks: list[Any] = [None] * bench.world_size
-    dist.all_gather_object(ranks, training.fed.per_step(range(warmup, total)))
+    bench.emit(what="epochs", epochs=epochs)
+    ranks = gathered(training.fed.per_step(range(warmup, total)))
     samples, tokens = (None if None in counts else sum(counts) for counts in zip(*ranks, strict=True))
     rates = throughput(epochs, samples=samples, tokens=tokens)
     bench.emit(what="throughput", **rates)
@@ -324,14 +314,14 @@ def _epoch(bench: Bench, training: Training, profiler: Any, total: int, *, recor
     with record_function(f"epoch_{number}_{kind.replace('-', '')}_lr_{lr:.6f}"):
         loss = training.step()
         wait_for_device(bench.device)
-    done = Epoch(number, kind, lr, float(loss), 1000 * (perf_counter() - begin), recorded)
+    step_ms, shown = 1000 * (perf_counter() - begin), float(loss)
     profiler.step()
     if bench.rank == 0:
         print(  # noqa: T201 - the launcher shows it
-            f"epoch {number + 1:3d}/{total}  {kind:<8}  lr {lr:.6f}  loss {done.loss:.4f}  {done.step_ms:.1f} ms",
+            f"epoch {number + 1:3d}/{total}  {kind:<8}  lr {lr:.6f}  loss {shown:.4f}  {step_ms:.1f} ms",
             flush=True,
         )
-    return done
+    return {"number": number, "kind": kind, "lr": lr, "loss": shown, "step_ms": step_ms, "recorded": recorded}
 
 
 def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float | None) -> dict[str, Any]:
@@ -339,9 +329,9 @@ def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float 
 
     The warm-up never counts: its first epoch sets things up. Epochs under the profiler count where there are no others.
     """
-    training = [e for e in epochs if e.kind == "training"]
-    quiet = [e.step_ms for e in training if not e.recorded]
-    step_ms = median(quiet or [e.step_ms for e in training])
+    training = [e for e in epochs if e["kind"] == "training"]
+    quiet = [e["step_ms"] for e in training if not e["recorded"]]
+    step_ms = median(quiet or [e["step_ms"] for e in training])
     return {
         "step_ms": step_ms,
         "unprofiled": bool(quiet),
@@ -363,7 +353,7 @@ def _summary(
     }
     phases = [f"{'phase':<26} {'epochs':>6} {'median':>9} {'mean':>9} {'min':>9} {'max':>9}"]
     for kind, recorded in (("warm-up", False), ("warm-up", True), ("training", False), ("training", True)):
-        if times := [e.step_ms for e in epochs if e.kind == kind and e.recorded == recorded]:
+        if times := [e["step_ms"] for e in epochs if (e["kind"], e["recorded"]) == (kind, recorded)]:
             figures = (median(times), fmean(times), min(times), max(times))
             name = f"{kind}{', recorded' if recorded else ''}"
             phases.append(f"{name:<26} {len(times):>6} " + " ".join(f"{x:>9.2f}" for x in figures))
@@ -382,7 +372,7 @@ def _summary(
                 f"{f'{name}/s':<18} {'unknown: the batches do not show it' if rate is None else f'{rate:.1f}'}"
                 for name, rate in per_s.items()
             ),
-            f"final loss         {epochs[-1].loss:.4f}",
+            f"final loss         {epochs[-1]['loss']:.4f}",
         ],
         "Top operators of the recorded epochs": operators.splitlines(),
     }

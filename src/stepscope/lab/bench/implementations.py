@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.errors import UsageError
+from stepscope.lab.bench.config import TrainConfig
 from stepscope.lab.bench.strategies import HYBRID_RANKS, SHARDED, checked_names
 
 _FIRST_BUCKET_MB = 1.0
@@ -31,17 +32,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of the implementations; each uses its own."""
+class Options(TrainConfig):
+    """Options of the implementations, as a configuration has them; each uses its own."""
 
-    bucket_size_mb: float = 25.0
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    lr: float = 1e-3
     micro_batch_size: int = 1
-    grad_accum: int = 1
-    precision: str = "fp32"
 
 
 def parallel(name: str, model: nn.Module, options: Options) -> "Parallel":

@@ -4,7 +4,6 @@ Exchanges are collective. Without a process group this process is the only rank.
 """
 
 import gzip
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.lab.bench.measure import measure, record_steps
+from stepscope.lab.bench.measure import elapsed_ms as elapsed_ms, mark, measure, record_steps
+from stepscope.lab.bench.rank import from_first as from_first, gathered as gathered
 from stepscope.record.memory import NO_DEVICE, bucket_sizes, live_objects, memory_snapshot, storages_of, totals
 from stepscope.record.quick_check import now_ns
 from stepscope.record.rank import initialized_distributed
@@ -51,6 +51,11 @@ def passes_ms(
         optimizer.step()
     model.zero_grad(set_to_none=True)
     return (middle - begin) / 1e6, (end - middle) / 1e6
+
+
+def random_tokens(shape: tuple[int, int], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Return random token ids."""
+    return torch.randint(0, vocab_size, shape, device=device)
 
 
 def gathers_in_forward(model: Any) -> bool:
@@ -97,25 +102,9 @@ def timed_all_reduce(tensor: torch.Tensor, group: Any, label: str) -> tuple[Any,
     """Reduce a tensor inside a labelled range and return marks around it, for `elapsed_ms`."""
     nvtx = torch.cuda.nvtx.range(label) if torch.cuda.is_initialized() else nullcontext()
     with torch.profiler.record_function(label), nvtx:
-        begin = _mark(tensor.device)
+        begin = mark(tensor.device)
         dist.all_reduce(tensor, group=group)
-        return begin, _mark(tensor.device)
-
-
-def elapsed_ms(begin: Any, end: Any) -> float:
-    """Return the time between two marks; waits for the device to pass the second."""
-    if isinstance(begin, float):
-        return 1e3 * (end - begin)
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
-def _mark(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+        return begin, mark(tensor.device)
 
 
 # Exchanges among ranks
@@ -125,15 +114,6 @@ def barrier() -> None:
     """Wait for all ranks."""
     if initialized_distributed() is not None:
         dist.barrier()
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return every rank's value, on every rank."""
-    if initialized_distributed() is None:
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 def recorded_traces(step: Callable[[], Any], steps: int) -> list[bytes] | None:
@@ -147,15 +127,6 @@ def recorded_traces(step: Callable[[], Any], steps: int) -> list[bytes] | None:
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found, dst=0)
     return found
-
-
-def from_first(value: Any) -> Any:
-    """Return rank 0's value."""
-    if initialized_distributed() is None:
-        return value
-    found = [value]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
 
 
 # Devices and their memory

@@ -36,6 +36,7 @@ _POLL_S = 0.05
 _GRACE_S = 1.0  # for the other ranks to end after one has failed
 _KILL_AFTER_S = 5.0
 _ERROR_BYTES = 100_000
+_STOPPED = "stopped by Ctrl-C; results up to then are saved"
 
 # Variables of rank, world size, rank and ranks on this machine. A batch script of Slurm has SLURM_PROCID and
 # SLURM_NTASKS too, though it runs alone: only the tasks of the step that srun started count.
@@ -134,8 +135,8 @@ def launch(
     """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.
 
     `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` changes the
-    ranks' environment. With `launched` only this process's rank is started here, as one of the launcher's; `session`
-    counts the launches of one command. Rank 0 gets the records of all.
+    ranks' environment. With `launched` only this process's rank is started here, as one of the launcher's, and only its
+    records are returned; `session` counts the launches of one command.
     """
     deadline_s = time.monotonic() + limit_s
     here = range(world_size) if launched is None else (launched.rank,)
@@ -156,12 +157,15 @@ def launch(
         try:
             message = _wait_for_ranks(ranks, follow, deadline_s=deadline_s, limit_s=limit_s)
         except KeyboardInterrupt:
-            message, interrupted = "stopped by Ctrl-C; results up to then are saved", True
+            message, interrupted = _STOPPED, True
         finally:
             _end(ranks)
-        for one in follow:
-            one.read()
-    records = tuple(records_of(out, rank) for rank in (range(world_size) if 0 in here else here))
+        try:
+            for one in follow:
+                one.read()
+        except KeyboardInterrupt:  # pressed again, or raised by a callback: the records are read from the files below
+            message, interrupted = _STOPPED, True
+    records = tuple(records_of(out, rank) for rank in here)
     if all(any(r["what"] == "done" for r in mine) for mine in records):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
     return LaunchResult(tuple(rank.exit_code for rank in ranks), records, message, interrupted)
@@ -286,6 +290,6 @@ def _end(ranks: Sequence[_Rank]) -> None:
     for rank in running:
         try:
             rank.process.wait(timeout=max(until_s - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C again: it is not waited for
             rank.process.kill()
             rank.process.wait()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,8 @@ from stepscope.record.batch_contents import BatchContents, contents_of
 from stepscope.side_file import refuse_output
 
 _TRACE_WARMUP_STEPS = 3
+_MAX = ("peak_memory_allocated_gb", "peak_memory_reserved_gb", "peak_host_bytes")
+_SUM = ("samples_per_step", "tokens_per_step", "flops_per_step")
 
 # samples and tokens; None where a batch does not show them
 Counts = tuple[float | None, float | None]
@@ -65,30 +68,21 @@ def measure(
 
     `fed` counts the batches of these steps. Memory is None where the device keeps no count of it.
     """
-    cuda = torch.device(device).type == "cuda"
-    marks: list[Any] = []
-
-    def mark() -> None:
-        if cuda:
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-        else:
-            marks.append(perf_counter())
-
-    losses, memory_gb = [], []
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    marks, losses, memory_gb = [], [], []
     for number in range(-warmup_steps, steps):
         if cuda and number == -bool(warmup_steps):
             # The last warm-up step fills the queue again: no measured step waits for its first launches.
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        mark()
+        marks.append(mark(device))
         loss = step()
         if number >= 0:
             losses += [] if loss is None else [loss.detach()]
             memory_gb += [torch.cuda.memory_allocated() / 1e9] if cuda else []
-    mark()
-    wait_for_device(torch.device(device))
-    times_ms = [a.elapsed_time(b) if cuda else 1e3 * (b - a) for a, b in pairwise(marks)]
+    marks.append(mark(device))
+    times_ms = [elapsed_ms(a, b) for a, b in pairwise(marks)]
     samples, tokens = (None, None) if fed is None or not steps else fed.per_step(range(-steps, 0))
     return {
         "warmup_ms": times_ms[:warmup_steps],
@@ -99,6 +93,53 @@ def measure(
         "peak_memory_reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
         "samples_per_step": samples,
         "tokens_per_step": tokens,
+    }
+
+
+def mark(device: torch.device) -> Any:
+    """Return a moment on a device's stream, or on the host, for `elapsed_ms`."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed_ms(begin: Any, end: Any) -> float:
+    """Return the time between two marks; waits for the device to pass the second."""
+    if isinstance(begin, float):
+        return 1e3 * (end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one record of all ranks: the job's samples, the fullest rank's memory, the median rank's time."""
+
+    def over(name: str, function: Callable[[Sequence[float]], float]) -> float | None:
+        found: list[Any] = [rank.get(name) for rank in ranks]
+        return None if None in found else function(found)
+
+    def by_step(records: Sequence[Any], name: str, function: Callable[[Sequence[float]], float]) -> list[float] | None:
+        found = [record[name] for record in records]
+        return None if None in found else [function(values) for values in zip(*found, strict=True)]
+
+    def check(name: str) -> dict[str, Any] | None:
+        found: list[Any] = [rank.get(name) for rank in ranks]
+        if None in found:
+            return None
+        first_ms = max(one["first_step_ms"] for one in found)
+        return {**found[0], "losses": by_step(found, "losses", fmean), "first_step_ms": first_ms}
+
+    return {
+        **ranks[0],
+        **{name: by_step(ranks, name, median) for name in ("step_ms", "warmup_ms")},
+        **{name: over(name, max) for name in _MAX},
+        **{name: over(name, sum) for name in _SUM},
+        "memory_allocated_gb": by_step(ranks, "memory_allocated_gb", max),
+        "losses": by_step(ranks, "losses", fmean),
+        "check": check("check"),
+        "reference": check("reference"),
     }
 
 

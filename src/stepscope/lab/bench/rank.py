@@ -35,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError, UsageError, debugging
 from stepscope.lab.bench.results import LAUNCHER_VARIABLE, REFUSED, SAMPLES, SESSION_VARIABLE, STORE_VARIABLE
+from stepscope.record.rank import has_other_ranks
 from stepscope.units import printable
 
 # exit code of a rank whose last record reports why it could not continue
@@ -62,6 +63,24 @@ def run_to_exit_code(name: str, program: Callable[[], int]) -> int:
         return error.exit_code if isinstance(error, StepscopeError) else 2
 
 
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value, on every rank; without a process group this process is the only rank."""
+    if not has_other_ranks():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def from_first(value: Any) -> Any:
+    """Return rank 0's value."""
+    if not has_other_ranks():
+        return value
+    found = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
 @dataclass(frozen=True)
 class Bench:
     """What a job needs of the rank it runs on; `store` connects the ranks of a launcher."""
@@ -83,8 +102,7 @@ class Bench:
         if self.store is None:
             return
         stat = path.stat()
-        files: list[Any] = [None] * self.world_size
-        dist.all_gather_object(files, (str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
+        files = gathered((str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns))
         wanted = [[rank for rank, file in enumerate(files) if rank and not _same_file(base, *file)]]
         dist.broadcast_object_list(wanted, src=0)
         for rank in wanted[0]:
@@ -180,8 +198,6 @@ def _run_plan(plan: dict[str, Any]) -> None:
             _run_job(job, bench, plan["settings"])
             dist.barrier()  # a rank that closes its connections while another still works aborts that one
             bench.emit(what="done")
-        if by_launcher:
-            _gather_streams(out, rank, world_size, device)
     finally:
         dist.destroy_process_group()
 
@@ -198,16 +214,6 @@ def _run_job(job: Callable[[Bench, dict[str, Any]], None], bench: Bench, setting
         except Exception as error:
             bench.report_failure({"what": "failed", "reason": f"{type(error).__name__}: {error}"[:300]})
             raise
-
-
-def _gather_streams(out: Path, rank: int, world_size: int, device: torch.device) -> None:
-    streams: list[Any] | None = [None] * world_size if rank == 0 else None
-    dist.gather_object((out / rank_file(rank, SAMPLES)).read_text(), streams, dst=0)
-    for other, text in enumerate(streams or ()):
-        path = out / rank_file(other, SAMPLES)
-        if not path.exists():
-            path.write_text(text)
-    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _device(backend: str, *, share: bool) -> torch.device:

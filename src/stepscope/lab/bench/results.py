@@ -4,18 +4,15 @@
                        {"name", "config", "samples_ms": [[run 1 ...], [run 2 ...]], "summary": {...}}]}
 
 Times are in milliseconds. A step's time is the median over ranks, step by step; memory is that of the fullest rank;
-losses are means over ranks. A run counts once every rank has measured it. Standard library only.
+losses are means over ranks. Standard library only.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from stepscope.contract.run_folder import SCHEMA, atomic_write
-from stepscope.errors import UsageError
-from stepscope.units import json_text
+from stepscope.contract.run_folder import SCHEMA
 
 RESULTS = "results.json"
 # Between `launch` and the processes of the ranks.
@@ -104,53 +101,3 @@ def results(
         "series": list(rows),
         **more,
     }
-
-
-def write_results(document: Record, folder: Path) -> Path:
-    """Return the file, written whole or not at all: a full disk leaves the one before."""
-    path = folder / RESULTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as f:
-            f.write((json_text(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error
-    return path
-
-
-def rows(by_rank: Sequence[Records], *, entries: Sequence[Record], config: Record) -> list[Record]:
-    """Return a row for each of a plan's `series` entries with at least one run that every rank has measured.
-
-    `config` is common to all entries; the agreement of an entry is stored next to its summary.
-    """
-    found = []
-    for entry in entries:
-        name = entry["name"]
-        by_run: dict[int, list[Record]] = {}
-        for record in every(by_rank, what="samples", series=name):
-            by_run.setdefault(record["run"], []).append(record)
-        runs = [ranks for _, ranks in sorted(by_run.items()) if len(ranks) == len(by_rank)]
-        if runs:
-            own = {**config, "implementation": entry.get("implementation"), **entry.get("options", {})}
-            agreed = first(by_rank, what="agreement", series=name)
-            row = series(name, config=own, runs=runs)
-            row["agreement"] = {k: v for k, v in agreed.items() if k not in ("what", "series")} or None
-            row["parameters"] = first(by_rank, what="size", series=name).get("parameters")
-            found.append(row)
-    return found
-
-
-def first(by_rank: Sequence[Records], **wanted: Any) -> Record:
-    """Return the first record with these fields, empty without one."""
-    return next(iter(every(by_rank, **wanted)), {})
-
-
-def every(by_rank: Sequence[Records], **wanted: Any) -> list[Record]:
-    """Return all records with these fields, by rank."""
-    return [r for records in by_rank for r in records if all(r.get(name) == value for name, value in wanted.items())]
-
-
-def environment(by_rank: Sequence[Records], *, backend: str) -> Record:
-    """Return the machine as rank 0 found it, and the ranks on it."""
-    found = {k: v for k, v in first(by_rank, what="machine").items() if k != "what"}
-    return {"backend": backend, "world_size": len(by_rank), **found}

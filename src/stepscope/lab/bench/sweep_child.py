@@ -10,13 +10,12 @@
 A gradient is compared by its sketch: every element gets a random sign and is added to one of 256 sums. The squared
 distance of two sketches is that of the gradients on average, off by about 9 % (count sketch, Charikar et al. 2002).
 
-An item that takes longer than its limit ends the process: `sweep_control` continues without that variant. Of several
+An item that takes longer than its limit ends the process: `sessions` continues without that variant. Of several
 ranks one that cannot continue ends as well, for the others wait for it.
 """
 
 import ctypes
 import dataclasses
-import gc
 import os
 import resource
 import shutil
@@ -26,22 +25,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from stepscope.errors import UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.implementations import Options, parallel, trainable
-from stepscope.lab.bench.measure import BatchCount, measure
-from stepscope.lab.bench.rank import Bench
+from stepscope.lab.bench.measure import BatchCount, job_samples, measure
+from stepscope.lab.bench.rank import Bench, from_first, gathered
+from stepscope.lab.bench.sessions import proc_bytes
 from stepscope.lab.bench.sweeps import next_probe
-from stepscope.lab.bench.training import Training
+from stepscope.lab.bench.training import Training, free_memory
 from stepscope.lab.bench.workloads import GivenBatches, Synthetic, Workload, workload
 
 # of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare
@@ -49,8 +47,10 @@ _FIRST_SCALE = 2.0**12
 _EAGER_STEPS = 3  # before capture, on a side stream, as capture needs; real steps, so that training continues
 _SUMS = 256
 _CHECKED_STEPS = 3
+_LONGEST_LOAD_S = 0.5  # a slow data set, not memory, would decide, after hours
 _FITTING_STEPS = 2  # the optimizer's state is there from the second on
 _HUNG = 3
+_STATUS = "/proc/self/status"
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError, MemoryError)
 _NO_MEMORY = (
     "out of memory",
@@ -60,14 +60,12 @@ _NO_MEMORY = (
     "bad_alloc",
     "cannot allocate memory",
 )
-_MAX = ("peak_memory_allocated_gb", "peak_memory_reserved_gb", "peak_host_bytes")
-_SUM = ("samples_per_step", "tokens_per_step", "flops_per_step")
 
 
 def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
     """Measure all items; a variant that failed once is not tried again."""
     refused: set[str] = set()
-    settings = _of_rank_0(bench, settings)
+    settings = from_first(settings)
     if settings["items"] and (bench.world_size == 1 or bench.device.type == "cpu"):
         _first_use(settings["spec"], bench.device)  # of the whole model, which may not fit where its shards do
     if settings.get("memory_limit_bytes") and bench.device.type == "cuda":
@@ -89,18 +87,18 @@ def measure_items(bench: Bench, settings: dict[str, Any]) -> None:
                 refused.add(who["variant"])
             if outcome["what"] == "failed" and bench.device.type == "cuda":
                 return  # a failed kernel or capture may leave the device's context unusable: a new process continues
-            _free(bench.device)
+            free_memory(bench.device)
 
 
 def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
     """Try batch sizes until the largest that fits into memory is known: two whole steps each."""
-    settings = _of_rank_0(bench, settings)
+    settings = from_first(settings)
     spec = _spec_of(settings["spec"], {})
     known = {int(size): fits for size, fits in settings["known"].items()}
     if limit := settings.get("memory_limit_bytes"):
         _try_size(bench, dataclasses.replace(spec, batch_size=1))  # threads and buffers that all sizes need
         # What an allocator has mapped ahead is not counted again when it is used: see `NOTHING_IN_RESERVE`.
-        most = (_status_bytes("VmData") or 0) + limit
+        most = (proc_bytes(_STATUS, "VmData") or 0) + limit
         with suppress(ValueError):  # the system's own limit is lower
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     while (size := next_probe(known, start=settings["start"], limit=settings["most"])) is not None:
@@ -108,7 +106,7 @@ def find_fitting(bench: Bench, settings: dict[str, Any]) -> None:
         with _at_most(settings["item_limit_s"], bench, batch_size=size):
             reason, step_ms = _try_size(bench, dataclasses.replace(spec, batch_size=size))
         peak_gb = torch.cuda.max_memory_allocated() / 1e9 if bench.device.type == "cuda" and not reason else None
-        _free(bench.device)
+        free_memory(bench.device)
         known[size] = reason is None
         bench.emit(what="probe", batch_size=size, fits=known[size], reason=reason, peak_gb=peak_gb, step_ms=step_ms)
 
@@ -121,6 +119,8 @@ def _try_size(bench: Bench, spec: WorkloadSpec) -> tuple[str | None, float]:
         own = isinstance(work.samples, Sized) and not isinstance(work.samples, Synthetic)
         if own and spec.batch_size * bench.world_size > len(work.samples):  # the same samples again and again
             return f"the data set holds {len(work.samples)} samples", 0.0
+        if own and (load_s := from_first(_loading_s(work))) > _LONGEST_LOAD_S:
+            return f"loading a batch takes {load_s:.1f} s: this and larger ones are not measured", 0.0
         with closing(_step_on(bench, work, {})) as training:
             for _ in range(_FITTING_STEPS):
                 begin_s = perf_counter()
@@ -136,6 +136,13 @@ def _try_size(bench: Bench, spec: WorkloadSpec) -> tuple[str | None, float]:
     return None, 1000 * (perf_counter() - begin_s)
 
 
+def _loading_s(work: Workload) -> float:
+    begin_s = perf_counter()
+    with closing(work.batches()) as batches:
+        next(batches)
+    return perf_counter() - begin_s
+
+
 def _refuse_other_sizes(fed: BatchCount, work: Workload, micro_batches: int) -> None:
     """Refuse ready-made batches that ignore the batch size which the sweep varies."""
     samples = fed.steps[0][0]
@@ -146,49 +153,10 @@ def _refuse_other_sizes(fed: BatchCount, work: Workload, micro_batches: int) -> 
         )
 
 
-def _of_rank_0(bench: Bench, value: Any) -> Any:
-    given = [value]
-    if bench.world_size > 1:
-        dist.broadcast_object_list(given, src=0)
-    return given[0]
-
-
 def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) -> dict[str, Any]:
     if outcome["what"] != "samples":
         bench.give_up(**who, **outcome)
-    ranks: list[Any] = [None] * bench.world_size
-    dist.all_gather_object(ranks, outcome)
-    return job_samples(ranks)
-
-
-def job_samples(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one record of all ranks: the job's samples, the fullest rank's memory, the median rank's time."""
-
-    def over(name: str, function: Callable[[Sequence[float]], float]) -> float | None:
-        found = [rank[name] for rank in ranks]
-        return None if None in found else function(found)
-
-    def by_step(records: Sequence[Any], name: str, function: Callable[[Sequence[float]], float]) -> list[float] | None:
-        found = [record[name] for record in records]
-        return None if None in found else [function(values) for values in zip(*found, strict=True)]
-
-    def check(name: str) -> dict[str, Any] | None:
-        found = [rank[name] for rank in ranks]
-        if None in found:
-            return None
-        first_ms = max(one["first_step_ms"] for one in found)
-        return {**found[0], "losses": by_step(found, "losses", fmean), "first_step_ms": first_ms}
-
-    return {
-        **ranks[0],
-        **{name: by_step(ranks, name, median) for name in ("step_ms", "warmup_ms")},
-        **{name: over(name, max) for name in _MAX},
-        **{name: over(name, sum) for name in _SUM},
-        "memory_allocated_gb": by_step(ranks, "memory_allocated_gb", max),
-        "losses": by_step(ranks, "losses", fmean),
-        "check": check("check"),
-        "reference": check("reference"),
-    }
+    return job_samples(gathered(outcome))
 
 
 def _step_on(bench: Bench, work: Workload, settings: Mapping[str, Any]) -> "TrainStep | Training":
@@ -230,15 +198,6 @@ def refusal(error: BaseException) -> dict[str, Any]:
     return {"what": "out_of_memory" if memory else "failed", "reason": f"{type(error).__name__}: {lines[0][:300]}"}
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def _spec_of(given: Mapping[str, Any], variant: Mapping[str, Any]) -> WorkloadSpec:
     options = {**given.get("options", {}), **variant.get("options", {})}
     return WorkloadSpec(**{**given, **variant.get("spec", {}), "options": options})
@@ -250,7 +209,7 @@ def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
         closing(TrainStep(workload(_spec_of({**spec, "batch_size": 1}, {}), device), {})) as training,
     ):
         training.step()
-    _free(device)
+    free_memory(device)
 
 
 def _outcome(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +240,7 @@ def _measure_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) 
             training.step, warmup_steps=min(settings["warmup_steps"], most), steps=min(settings["steps"], most),
             device=device, fed=training.fed,
         )  # fmt: skip
-    peak_bytes = _status_bytes("VmHWM") if cpu else None
+    peak_bytes = proc_bytes(_STATUS, "VmHWM") if cpu else None
     return {
         "what": "samples",
         **samples,
@@ -316,7 +275,7 @@ def _halves(bench: Bench, spec: WorkloadSpec, parts: int) -> dict[str, Any]:
     with closing(_step_on(bench, work, {"accumulation": parts})) as training:
         found = check_first_steps(training, work)
     del training, work  # the whole batch may need all of the memory
-    _free(bench.device)
+    free_memory(bench.device)
     return found
 
 
@@ -358,15 +317,7 @@ def _reset_peak() -> int | None:
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError):  # another system, another C library
         return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(name: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return proc_bytes(_STATUS, "VmRSS")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ memory runs out, then bisected.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from stepscope.errors import UsageError
@@ -162,60 +163,6 @@ def _batch_size(spec: Spec, *, sizes: Sequence[int], step_ms: Mapping[int, float
     return _sweep("batch-size", question, variants, spec, goal="both", reference="halves")
 
 
-def _precision(spec: Spec) -> Sweep:
-    tensor_cores: dict[str, Any] = {"only_on": "cuda", "why_only": "tf32 is a mode of NVIDIA's tensor cores"}
-    variants = [
-        Variant(name, spec={"precision": name}, tolerance=_narrower(name), **(tensor_cores if name == "tf32" else {}))
-        for name in ("tf32", "fp16", "bf16")
-    ]
-    return _sweep(
-        "precision",
-        "which precision is fastest, and does it still compute the same?",
-        (Variant("fp32", spec={"precision": "fp32"}), *variants),
-        {"precision": "fp32"},
-    )
-
-
-def _compile(spec: Spec) -> Sweep:
-    def graph(name: str, step: Mapping[str, Any]) -> Variant:
-        why = "CUDA graphs replay kernels of a CUDA device"
-        return Variant(name, step=step, only_on="cuda", why_only=why, graph_memory=True)
-
-    question = "what do torch.compile and CUDA graphs give, and when is the compilation paid back?"
-    variants = (
-        Variant("eager"),
-        graph("cuda-graph", {"cuda_graph": True}),
-        Variant("default", step={"compile": "default"}),
-        graph("reduce-overhead", {"compile": "reduce-overhead"}),
-        Variant("max-autotune-no-cudagraphs", step={"compile": "max-autotune-no-cudagraphs"}),
-        graph("max-autotune", {"compile": "max-autotune"}),
-    )
-    return _sweep("compile", question, variants, spec)
-
-
-def _attention(spec: Spec) -> Sweep:
-    only_cuda = {
-        "efficient": "the memory-efficient kernel is written for CUDA",
-        "cudnn": "cuDNN is a library for CUDA",
-    }
-    variants = [
-        Variant(
-            kernel,
-            options={"attention": kernel},
-            only_on="cuda" if kernel in only_cuda else None,
-            why_only=only_cuda.get(kernel, ""),
-        )
-        for kernel in ("unfused", "math", "efficient", "flash", "cudnn", "sdpa")
-    ]
-    return _sweep("attention", "which attention kernel is fastest?", variants, spec)
-
-
-def _checkpointing(spec: Spec) -> Sweep:
-    question = "what does recomputing activations save, and what does it cost?"
-    variants = [Variant(policy, options={"checkpointing": policy}) for policy in ("none", "selective", "half", "full")]
-    return _sweep("checkpointing", question, variants, spec, goal="memory")
-
-
 def _dataloader(spec: Spec, *, workers: Sequence[int] = (0, 1, 2, 4)) -> Sweep:
     def variant(name: str, count: int, **loader: Any) -> Variant:
         pinned, persistent = "pin_memory" in loader, {"persistent_workers": True} if count else {}
@@ -294,16 +241,6 @@ def _accumulation(spec: Spec, *, most: int = 8, world_size: int = 1) -> Sweep:
     return _sweep("accumulation", question, variants, spec, goal="memory")
 
 
-def _offload(spec: Spec) -> Sweep:
-    why = "on the CPU everything is in host memory already"
-    variants = [
-        Variant(what, step={"offload": what}, only_on="cuda", why_only=why)
-        for what in ("activations", "optimizer", "parameters")
-    ]
-    question = "what does keeping state in host memory save on the device, and what does it cost?"
-    return _sweep("offload", question, (Variant("none"), *variants), spec, goal="memory")
-
-
 def _strategy(spec: Spec, *, world_size: int) -> Sweep:
     precision = spec["precision"]
     if precision == "fp16":
@@ -333,15 +270,80 @@ def _strategy(spec: Spec, *, world_size: int) -> Sweep:
     return _sweep("strategy", "which data-parallel strategy fits, and which is fastest?", variants, spec, goal="both")
 
 
+_CUDA_GRAPH: dict[str, Any] = {
+    "only_on": "cuda",
+    "why_only": "CUDA graphs replay kernels of a CUDA device",
+    "graph_memory": True,
+}
+_CUDA_KERNELS = {
+    "efficient": "the memory-efficient kernel is written for CUDA",
+    "cudnn": "cuDNN is a library for CUDA",
+}
+_ON_THE_HOST: dict[str, Any] = {"only_on": "cuda", "why_only": "on the CPU everything is in host memory already"}
+_TENSOR_CORES: dict[str, Any] = {"only_on": "cuda", "why_only": "tf32 is a mode of NVIDIA's tensor cores"}
+
 SWEEPS: dict[str, Callable[..., Sweep]] = {
     "batch-size": _batch_size,
-    "precision": _precision,
-    "compile": _compile,
-    "attention": _attention,
-    "checkpointing": _checkpointing,
+    "precision": partial(
+        _sweep,
+        "precision",
+        "which precision is fastest, and does it still compute the same?",
+        (
+            Variant("fp32", spec={"precision": "fp32"}),
+            Variant("tf32", spec={"precision": "tf32"}, tolerance=_narrower("tf32"), **_TENSOR_CORES),
+            *(Variant(name, spec={"precision": name}, tolerance=_narrower(name)) for name in ("fp16", "bf16")),
+        ),
+        tolerance=rounding("fp32"),
+    ),
+    "compile": partial(
+        _sweep,
+        "compile",
+        "what do torch.compile and CUDA graphs give, and when is the compilation paid back?",
+        (
+            Variant("eager"),
+            Variant("cuda-graph", step={"cuda_graph": True}, **_CUDA_GRAPH),
+            Variant("default", step={"compile": "default"}),
+            Variant("reduce-overhead", step={"compile": "reduce-overhead"}, **_CUDA_GRAPH),
+            Variant("max-autotune-no-cudagraphs", step={"compile": "max-autotune-no-cudagraphs"}),
+            Variant("max-autotune", step={"compile": "max-autotune"}, **_CUDA_GRAPH),
+        ),
+    ),
+    "attention": partial(
+        _sweep,
+        "attention",
+        "which attention kernel is fastest?",
+        tuple(
+            Variant(
+                kernel,
+                options={"attention": kernel},
+                only_on="cuda" if kernel in _CUDA_KERNELS else None,
+                why_only=_CUDA_KERNELS.get(kernel, ""),
+            )
+            for kernel in ("unfused", "math", "efficient", "flash", "cudnn", "sdpa")
+        ),
+    ),
+    "checkpointing": partial(
+        _sweep,
+        "checkpointing",
+        "what does recomputing activations save, and what does it cost?",
+        tuple(Variant(policy, options={"checkpointing": policy}) for policy in ("none", "selective", "half", "full")),
+        goal="memory",
+    ),
     "dataloader": _dataloader,
     "allocator": _allocator,
     "accumulation": _accumulation,
-    "offload": _offload,
+    "offload": partial(
+        _sweep,
+        "offload",
+        "what does keeping state in host memory save on the device, and what does it cost?",
+        (
+            Variant("none"),
+            *(
+                Variant(what, step={"offload": what}, **_ON_THE_HOST)
+                for what in ("activations", "optimizer", "parameters")
+            ),
+        ),
+        goal="memory",
+    ),
     "strategy": _strategy,
 }

@@ -135,6 +135,8 @@ class Trainer:
             found = measure(step, warmup_steps=0, steps=config.train.steps - first, device=training.work.device)
         run_folder = recording.run_folder if recording is not None else None
         counted = _counted_steps(config, recording.config if recording is not None else None, first=first)
+        if rank == 0 and (only_warmup := _only_warmup(config, counted)):
+            warn(only_warmup)
         found["samples_per_step"], found["tokens_per_step"] = training.fed.per_step([step - first for step in counted])
         ranks: list[Any] = [found]
         if world_size > 1:
@@ -374,6 +376,16 @@ def _counted_steps(config: BenchConfig, recording: RecordConfig | None, *, first
     return [step for step in warm if not disturbed(step - first)] or warm or every
 
 
+def _only_warmup(config: BenchConfig, counted: Sequence[int]) -> str | None:
+    warmup_steps = config.scheduler.warmup_steps
+    if not all(step < warmup_steps for step in counted):
+        return None
+    return (
+        f"the summary is of warm-up steps only: train.steps is {config.train.steps} and scheduler.warmup_steps "
+        f"{warmup_steps}; train longer or warm up in fewer steps"
+    )
+
+
 def _summary(
     config: BenchConfig, ranks: Sequence[dict[str, Any]], counted: Sequence[int], first: int, strategy: str,
     run_folder: Path | None, own_model: nn.Module | None,
@@ -391,6 +403,7 @@ def _summary(
         "world_size": len(ranks),
         "steps_taken": len(ranks[0]["step_ms"]),
         "summary": row["summary"],
+        "warning": _only_warmup(config, counted),
         "samples_ms": row["samples_ms"][0],
         **_regions(run_folder, [step - first for step in counted], fmean(timed[0]["step_ms"])),
         "run_folder": str(run_folder) if run_folder is not None else None,
@@ -428,7 +441,7 @@ def _text(found: dict[str, Any]) -> str:
     for section, settings in found["config"].items():
         lines.append(f"  {section:<11} " + "  ".join(f"{name} {value}" for name, value in settings.items()))
     lines += ["", f"{found['steps_taken']} steps, {found['strategy']}, ranks: {found['world_size']}"]
-    lines += ["Times in ms, of steps without profiler and warm-up"]
+    lines += [f"! {found['warning']}" if found["warning"] else "Times in ms, of steps without profiler and warm-up"]
     for name, value in found["summary"].items():
         shown = "unknown" if value is None else f"{value:.4g}" if isinstance(value, float) else value
         lines.append(f"  {name:<28} {shown}")

@@ -1,6 +1,7 @@
 """One model in training, as the benchmarks, the sweeps over ranks and the trainer share it."""
 
 import gc
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -137,7 +138,15 @@ def new_training(
 
 def clear_memory(bench: Bench) -> None:
     """Free the memory of the run before, on all ranks."""
-    gc.collect()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(bench.device)
     dist.barrier(device_ids=[bench.device.index] if bench.device.type == "cuda" else None)
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what nothing holds any more, also compiled code."""
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 from stepscope.analyze.collective_costs import overlap_efficiency, rank_overlap
 from stepscope.analyze.log_stragglers import late_ranks
 from stepscope.cli.outputs import (
+    check_outputs,
     is_quiet,
+    make_folder,
     print_line,
     print_stderr,
     refuse_existing,
@@ -34,40 +36,43 @@ from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import in_ms
 from stepscope.errors import InputError, UsageError
-from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launch, launched_by, records_of
-from stepscope.lab.bench.results import RESULTS, environment, every, first, results, rows, write_results
-from stepscope.lab.bench.strategies import NAMES, SHARDED, available, checked_names, finalists
-from stepscope.lab.bench.sweep_control import (
+from stepscope.lab.bench.launch import LauncherPlace, LaunchResult, launched_by
+from stepscope.lab.bench.results import RESULTS, results
+from stepscope.lab.bench.sessions import (
     FITTING,
     MEASURING,
     NOTHING_IN_RESERVE,
+    Item,
+    Measured,
     Method,
     Progress,
     Sessions,
-    SweepMeasurements,
-    available_bytes,
+    compared_row,
     fitting_sizes,
+    in_rounds,
+    proc_bytes,
     run_sweep,
+    run_trials,
     sweep_document,
 )
+from stepscope.lab.bench.strategies import NAMES, SHARDED, available, checked_names, finalists
 from stepscope.lab.bench.sweeps import SWEEPS, Sweep, largest_fitting, measured_sizes, only, sweep_named
 from stepscope.lab.cli.bench_arguments import MODES, RANKS, WORLD_SIZES
 from stepscope.lab.report.bench import live_sheet, times_of
-from stepscope.lab.report.svg import bench_svg, scaling_svg
+from stepscope.lab.report.svg import sheet_svg
 from stepscope.lab.results.sweeps import (
     VariantResult,
     recommendation,
     sweep_verdict,
     verdict_document,
 )
-from stepscope.lab.results.times import ScalingPoint, over, scaling
+from stepscope.lab.results.times import over, scaling
 from stepscope.run.load import load
 from stepscope.run.side_files import step_logs
-from stepscope.units import NS_PER_MS, NS_PER_US, ms, ns_of_ms
+from stepscope.units import NS_PER_MS, NS_PER_US, json_text, ms
 
 _PLOT = "results.svg"
 _TRACE_STEPS = 5
-_BUCKET_ROUNDS = 15
 _DEFAULTS = {
     "ddp": NAMES,
     "fsdp": ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3", *(n for n in NAMES if n.startswith("deepspeed"))),
@@ -77,8 +82,8 @@ _HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "all
 
 Args = argparse.Namespace
 Document = dict[str, Any]
-Records = Sequence[Sequence[dict[str, Any]]]
-MakeDocument = Callable[[Records, str | None], Document]
+# each with its name and, where it is not the default: implementation, options, workload, world_size
+Variants = Sequence[dict[str, Any]]
 
 
 def run(args: Args) -> int:
@@ -137,57 +142,20 @@ def _workload_settings(args: Args) -> dict[str, Any]:
 def _results_folder(args: Args) -> Path:
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it")
-    for path in (args.json, getattr(args, "plot", None), args.html):
-        if path and path != "-":
-            refuse_existing(Path(path), force=args.force)
-    folder = Path(args.out)
-    for name in (RESULTS, _PLOT):
-        refuse_existing(folder / name, force=True)  # what is no regular file is never overwritten
-    if (folder / RESULTS).exists() and not args.force:
-        raise UsageError(f"{folder / RESULTS} already exists; use --force or another --out")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file, not a folder; give another name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"--out {folder} cannot be made ({e.strerror}); give another folder") from e
+    check_outputs(args.json, getattr(args, "plot", None), args.html, force=args.force)
+    folder = make_folder(args.out)
+    refuse_existing(folder / RESULTS, force=args.force)
+    refuse_existing(folder / _PLOT, force=True)  # what is no regular file is never overwritten
     return folder
 
 
-def _start_ranks(
-    args: Args, job: str, settings: dict[str, Any], *, folder: Path, world_size: int, total: int = 1,
-    document: MakeDocument | None = None, on_line: Callable[[str], None] | None = None, session: int = 0,
-) -> LaunchResult:  # fmt: skip
-    """Return how the ranks ended, with progress shown; `document(records, message)` is written after each run.
-
-    `total` is the number of runs, for the progress bar; `session` counts the launches of one command.
-    """
-    done = 0
-
-    def on_record(record: dict[str, Any]) -> None:
-        nonlocal done
-        if record["what"] == "begin":
-            progress(done, total, record["series"])
-        if record["what"] not in ("samples", "trace", "round"):
-            return
-        done += 1
-        progress(done, total, "")
-        if document and record["what"] == "samples":
-            write_results(document([records_of(folder, r) for r in range(world_size)], "still measuring"), folder)
-
-    plan = {"job": f"stepscope.lab.bench.{job}", "settings": settings}
-    with _progress() as progress:
-        return launch(
-            {**plan, "threads": args.threads, "share_devices": args.share_devices},
-            world_size=world_size,
-            backend=args.backend,
-            out=folder,
-            limit_s=args.limit_s,
-            on_record=on_record,
-            on_line=on_line,
-            launched=args.launched,
-            session=session,
-        )
+def _method(args: Args) -> Method:
+    return Method(
+        backend=args.backend, runs=args.runs, warmup_steps=args.warmup_steps, steps=args.steps, threads=args.threads,
+        accumulation=args.grad_accum, item_limit_s=getattr(args, "variant_limit_s", 300.0), limit_s=args.limit_s,
+        world_size=getattr(args, "world_size", 1), share_devices=args.share_devices,
+        memory_limit_bytes=args.memory_limit if args.what == "strategy" else None,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -208,35 +176,67 @@ def _writes(args: Args) -> bool:
     return args.launched is None or args.launched.writes
 
 
-def _exit_code(args: Args, result: LaunchResult) -> int:
-    if result.message:
-        say_with_answer(f"stepscope bench: rank {args.launched.rank}: {result.message}")
-    return 130 if result.interrupted else 3 if result.message else 0
+def _exit_code(args: Args, result: LaunchResult | None) -> int:
+    """Return the exit code of a rank of a launcher that writes no results."""
+    message, interrupted = (result.message, result.interrupted) if result else (None, False)
+    return _partial(message, interrupted=interrupted, what=f"rank {args.launched.rank}")
 
 
 def _compare(
-    args: Args, job: str, settings: dict[str, Any], *, total: int, document: MakeDocument,
-    finish: Callable[[Document, Records, Path], Document] = lambda document, records, folder: document,
+    args: Args, settings: dict[str, Any], variants: Variants, *, traces: bool = False, fresh: bool = False,
+    about: Callable[[Document, Measured], Document] = lambda document, found: document,
+    finish: Callable[[Document, Measured, Path], Document] = lambda document, found, folder: document,
+    sessions: Sessions | None = None,
 ) -> int:  # fmt: skip
-    folder = _results_folder(args)
+    """Measure variants: each its name, what `data_parallel` needs and, where `fresh`, its own number of ranks.
+
+    `about` adds to all results, `finish` to those of everything that was to be measured.
+    """
+    folder, sessions, method = _results_folder(args), sessions or Sessions(args.launched), _method(args)
+    by_name = {variant["name"]: variant for variant in variants}
+    items = [*in_rounds(list(by_name), args.runs), *((name, None) for name in by_name if traces)]
     if _writes(args) and not is_quiet():
-        print_stderr(f"starting {args.world_size} ranks, {args.backend}, for {total} runs; results so far in {folder}")
-    result = _start_ranks(
-        args, job, settings, folder=folder, world_size=args.world_size, total=total, document=document
-    )
+        ranks = "" if fresh else f" {method.world_size}"
+        print_stderr(f"starting{ranks} ranks, {args.backend}, for {len(items)} runs; results so far in {folder}")
+
+    def trial(items: Sequence[Item], number: int, **how: Any) -> LaunchResult:
+        name, run = items[0]
+        workload = {**settings["workload"], **by_name[name].get("workload", {})}
+        chosen = [{"variant": by_name[name], "run": run} for name, run in items]
+        given = {**settings, "workload": workload, "items": chosen, "checked": not fresh}
+        return sessions.start(
+            "data_parallel:compare", given, method=method, out=folder / f"run{run}" / name if fresh else folder,
+            world_size=by_name[name].get("world_size", method.world_size), **how,
+        )  # fmt: skip
+
+    def document(found: Measured) -> Document:
+        rows = [compared_row(one, runs, found, settings) for one in variants if (runs := found.runs.get(one["name"]))]
+        where = {"backend": args.backend, "world_size": variants[0].get("world_size", method.world_size)}
+        where |= found.environment
+        return about(results(rows, command=_command_line(), environment=where, message=found.message), found)
+
+    with _progress() as progress:
+        found, result = run_trials(
+            items, trial, limit_s=args.limit_s, fresh=fresh, progress=progress, keep=_keep(document, folder)
+        )
     if not _writes(args):
         return _exit_code(args, result)
-    found = finish(document(result.records, result.message), result.records, folder)
-    return _finish(args, found, folder=folder, interrupted=result.interrupted)
+    return _finish(args, finish(document(found), found, folder), folder, interrupted=found.interrupted)
 
 
-def _document_of(args: Args, settings: dict[str, Any], series: Sequence[dict[str, Any]], records: Records,
-                 message: str | None) -> Document:  # fmt: skip
-    shared = {**settings["workload"], "grad_accum": settings.get("grad_accum", 1)}
-    shared |= {name: settings[name] for name in ("warmup_steps", "steps", "runs")}
-    where = environment(records, backend=args.backend)
-    found = rows(records, entries=series, config=shared)
-    return results(found, command=_command_line(), environment=where, message=message)
+def _keep(document: Callable[[Measured], Document], folder: Path) -> Callable[[Measured], None]:
+    """Return what writes the results so far."""
+
+    def keep(found: Measured) -> None:
+        if (so_far := document(found))["series"]:
+            _write({**so_far, "complete": False, "message": "still measuring"}, folder)
+
+    return keep
+
+
+def _write(document: Document, folder: Path) -> None:
+    """Write the results whole or not at all: a full disk leaves the file before."""
+    write_output(str(folder / RESULTS), json_text(document, indent=1) + "\n", force=True)
 
 
 def _command_line() -> str:
@@ -244,44 +244,38 @@ def _command_line() -> str:
 
 
 def _answer(args: Args, document: Document, folder: Path) -> None:
-    write_results(document, folder)
-    show(args, document, lambda: live_sheet(document, name=folder.resolve().name))
+    _write(document, folder)
+    sheet = live_sheet(document, name=folder.resolve().name)
+    if hasattr(args, "plot"):
+        write_output(args.plot or str(folder / _PLOT), sheet_svg(sheet), force=args.force or not args.plot)
+    show(args, document, lambda: sheet)
     if "-" not in (args.json, args.html):
         print_line(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER")
 
 
 def _finish(
-    args: Args, document: Document, *, folder: Path, interrupted: bool = False,
-    picture: Callable[[Document], str] = bench_svg,
-) -> int:  # fmt: skip
+    args: Args, document: Document, folder: Path, *, interrupted: bool, why: str = "no run was complete"
+) -> int:
     if not document["series"]:
-        raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
-    write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
+        raise InputError(f"nothing was measured: {document['message'] or why}")
     _answer(args, document, folder)
-    if document["message"]:
-        say_with_answer(f"stepscope bench: partial result: {document['message']}")
-    return 130 if interrupted else 3 if document["message"] else 0
+    return _partial(document["message"], interrupted=interrupted)
+
+
+def _partial(message: str | None, *, interrupted: bool, what: str = "partial result") -> int:
+    if message:
+        say_with_answer(f"stepscope bench: {what}: {message}")
+    return 130 if interrupted else 3 if message else 0
 
 
 # ddp, fsdp
 
 
 def _run_ddp(args: Args) -> int:
-    settings = {
-        **_shared_settings(args),
-        "series": [{"name": name, "implementation": name} for name in _implementations(args)],
-        "options": {"bucket_size_mb": args.bucket_size_mb},
-        "trace_steps": 0 if args.no_trace else _TRACE_STEPS,
-    }
-
-    def finish(document: Document, records: Records, folder: Path) -> Document:
-        found = _with_overlap(document, records, folder)
-        return _recommended_strategy(found) if args.what == "fsdp" else found
-
+    own = {"options": {"bucket_size_mb": args.bucket_size_mb}, "trace_steps": _TRACE_STEPS}
     return _compare(
-        args, "data_parallel:compare", settings, total=len(settings["series"]) * (args.runs + (not args.no_trace)),
-        document=lambda records, message: _document_of(args, settings, settings["series"], records, message),
-        finish=finish,
+        args, {**_shared_settings(args), **own}, [{"name": n, "implementation": n} for n in _implementations(args)],
+        traces=not args.no_trace, finish=partial(_with_overlap, args),
     )  # fmt: skip
 
 
@@ -295,7 +289,7 @@ def _implementations(args: Args) -> tuple[str, ...]:
     return tuple(name for name in available(_DEFAULTS[args.what]) if not (fp16 and name in SHARDED))
 
 
-def _with_overlap(document: Document, records: Records, folder: Path) -> Document:
+def _with_overlap(args: Args, document: Document, measured: Measured, folder: Path) -> Document:
     """Return the results with communication and overlap of each series that has traces.
 
     The records name the traces: the folder may hold those of an earlier benchmark as well.
@@ -303,12 +297,13 @@ def _with_overlap(document: Document, records: Records, folder: Path) -> Documen
     found = []
     with work_progress("reading traces", unit="series") as progress:
         for i, row in enumerate(document["series"]):
-            traces = every(records, what="trace", series=row["name"])
-            overlap = overlap_summary(*(folder / trace["path"] for trace in traces))
+            traces = measured.first("trace", variant=row["name"]).get("paths", ())
+            overlap = overlap_summary(*(folder / path for path in traces))
             found.append({**row, "summary": {**row["summary"], **overlap}})
             if progress:
                 progress(i + 1, len(document["series"]))
-    return {**document, "series": found}
+    read = {**document, "series": found}
+    return _recommended_strategy(read) if args.what == "fsdp" else read
 
 
 def overlap_summary(*traces: Path) -> dict[str, Any]:
@@ -347,13 +342,12 @@ def _recommended_strategy(document: Document) -> Document:
     found = recommendation(variants, runs, limit_gb=document["environment"].get("device_memory_gb"))
     known = [v for v in variants if v.peak_memory_gb]
     least = min(known, key=lambda v: v.peak_memory_gb or 0.0).name if known else None
-    return {**document, "recommendation": {**asdict(found), "least_memory": least}} if found else document
+    return {**document, "recommendation": {**found, "least_memory": least}} if found else document
 
 
 def _run_profile(args: Args) -> int:
     (name,) = checked_names((args.profile_implementation,))
-    if args.json and args.json != "-":
-        refuse_existing(Path(args.json), force=args.force)
+    check_outputs(args.json, force=args.force)
     folder = _profile_folder(args, name)
     settings = {
         "implementation": name,
@@ -364,22 +358,22 @@ def _run_profile(args: Args) -> int:
     }
     on_line = print_stderr if args.json == "-" else print_line
     with tempfile.TemporaryDirectory() as streams:
-        result = _start_ranks(
-            args, "data_parallel:profile_job", settings, folder=Path(streams), world_size=args.world_size,
-            on_line=on_line,
-        )  # fmt: skip
+        result = Sessions(args.launched).start(
+            "data_parallel:profile_job", settings, method=_method(args), out=Path(streams), on_line=on_line
+        )
     if not _writes(args):
         return _exit_code(args, result)
     traces = sorted(folder.glob(f"{name}_rank_*_trace.json"))
     if not traces:
         raise InputError(f"no trace was recorded: {result.message or 'the ranks ended early'}")
     summary = folder / f"{name}_summary.txt"
-    epochs, rates = first(result.records, what="epochs"), first(result.records, what="throughput")
+    found = Measured(list(result.records[0]))
+    epochs, rates = found.first("epochs"), found.first("throughput")
     document = {
         "schema": SCHEMA,
         "kind": "bench-profile",
         "command": _command_line(),
-        "environment": environment(result.records, backend=args.backend),
+        "environment": {"backend": args.backend, "world_size": args.world_size, **found.environment},
         "complete": result.complete,
         "message": result.message,
         "implementation": name,
@@ -396,17 +390,11 @@ def _run_profile(args: Args) -> int:
         unprofiled = f" --unprofiled-step-ms {rates['step_ms']:.2f}" if rates.get("unprofiled") else ""
         print_line(f"{len(traces)} trace{'s' * (len(traces) > 1)} and {summary}")
         print_line(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{unprofiled}")
-    if result.message:
-        say_with_answer(f"stepscope bench: partial result: {result.message}")
-    return 130 if result.interrupted else 3 if result.message else 0
+    return _partial(result.message, interrupted=result.interrupted)
 
 
 def _profile_folder(args: Args, name: str) -> Path:
-    folder = Path(args.profile_output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --profile-output-dir") from error
+    folder = make_folder(args.profile_output_dir)
     for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
         refuse_existing(old, force=True)  # what is no regular file is not ours to remove
         if not args.force:
@@ -426,16 +414,18 @@ def _run_buckets(args: Args) -> int:
         "exhaustive": args.exhaustive,
         "round_steps": args.round_steps,
     }
-
-    def document(records: Records, message: str | None) -> Document:
-        found = first(records, what="found")
-        series = finalists(args.implementation, found["best_mb"]) if found else []
-        search = {name: found.get(name) for name in ("best_mb", "tried_mb", "ratios", "same_as")}
-        return {**_document_of(args, settings, series, records, message), "search": search}
-
+    sessions, out = Sessions(args.launched), _results_folder(args) / "search"
+    with _progress() as progress:
+        progress(0, 1, "search for the bucket size")
+        searched = sessions.start("data_parallel:search_bucket", settings, method=_method(args), out=out)
+    best = Measured(list(searched.records[0])).first("found")
+    if not best:
+        raise InputError(f"nothing was measured: {searched.message}")
+    search = {name: best[name] for name in ("best_mb", "tried_mb", "ratios", "same_as")}
     return _compare(
-        args, "data_parallel:bucket_sweep", settings, total=_BUCKET_ROUNDS, document=document,
-        finish=lambda found, records, folder: _recommended_size(found),
+        args, settings, finalists(args.implementation, best["best_mb"]), sessions=sessions,
+        about=lambda document, found: {**document, "search": search},
+        finish=lambda document, found, folder: _recommended_size(document),
     )  # fmt: skip
 
 
@@ -478,79 +468,34 @@ def _numbers(text: str | None, option: str, expected: str, *, above: float) -> l
 
 def _run_scaling(args: Args) -> int:
     checked_names((args.implementation,))
-    cases = [(mode, size, _batch_of(args, mode, size)) for mode in MODES[args.mode] for size in _world_sizes(args)]
-    folder = _results_folder(args)
-    measured: dict[tuple[str, int], list[LaunchResult]] = {}
-    for number, (mode, size, batch) in ((number, case) for number in range(args.runs) for case in cases):
-        if _writes(args):
-            print_stderr(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
-        settings = {
-            **_shared_settings(args),
-            "workload": {**_workload_settings(args), "batch_size": batch},
-            "runs": 1,
-            "series": [{"name": args.implementation, "implementation": args.implementation}],
-            "options": {"bucket_size_mb": args.bucket_size_mb},
+    settings = {**_shared_settings(args), "options": {"bucket_size_mb": args.bucket_size_mb}}
+    variants = [
+        {
+            "name": f"{mode}-{size}",
+            "implementation": args.implementation,
+            "mode": mode,
+            "world_size": size,
+            "workload": {"batch_size": _batch_of(args, mode, size)},
         }
-        result = _start_ranks(
-            args, "data_parallel:compare", settings, folder=folder / f"run{number}" / f"{mode}-{size}",
-            world_size=size, session=sum(map(len, measured.values())),
-        )  # fmt: skip
-        measured.setdefault((mode, size), []).append(result)
-        if _writes(args):
-            write_results(_scaling_document(args, measured, "still measuring"), folder)
-        if not result.complete:
-            break
-    if not _writes(args):
-        return _exit_code(args, result)
-    document = _scaling_document(args, measured, result.message)
-    return _finish(
-        args, document, folder=folder, interrupted=result.interrupted,
-        picture=lambda found: scaling_svg(_points(found)),
+        for mode in MODES[args.mode]
+        for size in _world_sizes(args)
+    ]
+    return _compare(
+        args, settings, variants, fresh=True,
+        about=lambda document, found: {**document, "scaling": scaling(document["series"])},
     )  # fmt: skip
 
 
-def _scaling_document(args: Args, measured: dict[tuple[str, int], list[LaunchResult]], message: str | None) -> Document:
-    found: list[dict[str, Any]] = []
-    where: dict[str, Any] = {}
-    for (mode, size), launches in measured.items():
-        where = where or environment(launches[0].records, backend=args.backend)
-        # Each launch numbers its only run 0.
-        by_rank = [
-            [{**record, "run": number} for number, one in enumerate(launches) for record in one.records[rank]]
-            for rank in range(size)
-        ]
-        config = {**_workload_settings(args), "mode": mode, "world_size": size, "warmup_steps": args.warmup_steps}
-        for row in rows(by_rank, entries=[{"name": args.implementation}], config=config):
-            found.append({key: row[key] for key in ("name", "config", "samples_ms", "warmup_ms", "summary")})
-            found[-1] |= {"name": f"{mode}-{size}", "config": config}
-    scaled = [in_ms(point) for point in scaling(found)]
-    return results(found, command=_command_line(), environment=where, message=message, scaling=scaled)
-
-
-def _points(document: Document) -> list[ScalingPoint]:
-    return [
-        ScalingPoint(median_ns=ns_of_ms(row["median_ms"]), **{k: v for k, v in row.items() if k != "median_ms"})
-        for row in document["scaling"]
-    ]
-
-
 def _world_sizes(args: Args) -> list[int]:
-    text = args.world_sizes
-    if args.launched:
-        world = args.launched.world_size
-        if text not in (WORLD_SIZES, str(world)):
-            raise UsageError(
-                f"--world-sizes {text}: {args.launched.launcher} started {world} ranks; leave it out, and start other "
-                "sizes with the launcher"
-            )
-        return [world]
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1:
-        raise UsageError(f"--world-sizes {text!r}: write whole numbers of at least 1, such as 1,2,4")
-    return sizes
+    sizes, launched = sorted(set(args.world_sizes or WORLD_SIZES)), args.launched
+    if launched is None:
+        return sizes
+    if args.world_sizes and sizes != [launched.world_size]:
+        raise UsageError(
+            f"--world-sizes {','.join(map(str, sizes))}: {launched.launcher} started {launched.world_size} ranks; "
+            "leave it out, and start other sizes with the launcher"
+        )
+    return [launched.world_size]
 
 
 def _batch_of(args: Args, mode: str, size: int) -> int:
@@ -575,28 +520,17 @@ def _run_straggler(args: Args) -> int:
         raise UsageError(f"--slow-rank {args.slow_rank} has to be below --world-size {args.world_size}")
     if args.world_size < 2:
         raise UsageError("--world-size has to be at least 2, so that one rank can wait for another")
-    settings = {
-        **_shared_settings(args),
-        "series": [{"name": args.implementation, "implementation": args.implementation}],
-        "slow_rank": args.slow_rank,
-        "delays_ms": delays,
-    }
-    series = [{"name": f"{delay:g}ms", "implementation": args.implementation} for delay in delays]
-
-    def document(records: Records, message: str | None) -> Document:
-        return _with_costs(_document_of(args, settings, series, records, message), records, args)
-
-    return _compare(
-        args, "data_parallel:measure_slow_rank", settings, total=args.runs * len(delays), document=document,
-    )  # fmt: skip
+    settings = {**_shared_settings(args), "slow_rank": args.slow_rank}
+    variants = [{"name": f"{delay:g}ms", "implementation": args.implementation, "delay_ms": delay} for delay in delays]
+    return _compare(args, settings, variants, about=partial(_with_costs, args))
 
 
-def _with_costs(document: Document, records: Records, args: Args) -> Document:
+def _with_costs(args: Args, document: Document, measured: Measured) -> Document:
     found = []
     for row in document["series"]:
         slower = over(row["samples_ms"], document["series"][0]["samples_ms"])
-        logs = [first(records, what="log", series=row["name"], run=i) for i in range(len(row["samples_ms"]))]
-        runs = [late_ranks(step_logs(log["folder"])) if log.get("folder") else [] for log in logs]
+        logs = measured.every("log", variant=row["name"])
+        runs = [late_ranks(step_logs(log["folder"])) if log["folder"] else [] for log in logs]
         straggler = {
             "planted_rank": args.slow_rank,
             "planted_ms": float(row["name"].removesuffix("ms")),
@@ -642,13 +576,7 @@ def _run_collectives(args: Args) -> int:
 
 def _run_sweep(args: Args) -> int:
     folder, spec, sessions = _results_folder(args), _sweep_spec(args), Sessions(args.launched)
-    method = Method(
-        backend=args.backend, runs=args.runs, warmup_steps=args.warmup_steps, steps=args.steps, threads=args.threads,
-        accumulation=args.grad_accum, item_limit_s=args.variant_limit_s, limit_s=args.limit_s,
-        world_size=getattr(args, "world_size", 1), share_devices=args.share_devices,
-        memory_limit_bytes=args.memory_limit if args.what == "strategy" else None,
-    )  # fmt: skip
-    place = folder / "processes"
+    method, place = _method(args), folder / "processes"
     if not _writes(args):
         if args.what == "batch-size":
             result = sessions.follow(FITTING, method=method, out=place, environ=NOTHING_IN_RESERVE)
@@ -656,26 +584,21 @@ def _run_sweep(args: Args) -> int:
                 return _exit_code(args, result)
         return _exit_code(args, sessions.follow(MEASURING, method=method, out=place))
 
-    def document_of(so_far: SweepMeasurements) -> Document:
+    def document_of(so_far: Measured) -> Document:
         document = sweep_document(sweep, so_far, spec=spec, method=method, command=_command_line(), **notes)
         verdict = verdict_document(sweep_verdict(document))
         advised = verdict.pop("recommendation")
         document["sweep"]["verdict"] = verdict
         return document if advised is None else {**document, "recommendation": advised}
 
-    def keep(so_far: SweepMeasurements) -> None:
-        document = document_of(so_far)
-        if document["series"]:
-            write_results({**document, "complete": False, "message": "still measuring"}, folder)
-
     with _progress() as progress:
         sweep, notes = _prepared_sweep(args, spec, method, place, sessions, progress)
-        found = run_sweep(sweep, spec=spec, method=method, out=place, progress=progress, keep=keep, sessions=sessions)
-    document = document_of(found)
-    if not document["series"]:
-        refusals = "; ".join(f"{name}: {record['reason']}" for name, record in found.refusals.items())
-        raise InputError(f"nothing was measured: {found.message or refusals or 'no variant'}")
-    return _finish(args, document, folder=folder, interrupted=found.interrupted)
+        found = run_sweep(
+            sweep, spec=spec, method=method, out=place, progress=progress, keep=_keep(document_of, folder),
+            sessions=sessions,
+        )  # fmt: skip
+    why = "; ".join(f"{name}: {record['reason']}" for name, record in found.refusals.items())
+    return _finish(args, document_of(found), folder, interrupted=found.interrupted, why=why)
 
 
 def _prepared_sweep(
@@ -714,7 +637,7 @@ def _memory_limit(args: Args) -> int | None:
         return None
     if args.memory_limit:
         return int(args.memory_limit)
-    free = available_bytes()
+    free = proc_bytes("/proc/meminfo", "MemAvailable")
     if free is None:
         raise UsageError("free memory is unknown on this system; give --memory-limit")
     return free // 2 // args.world_size

@@ -27,6 +27,7 @@ from stepscope.cli.arguments import (
 )
 from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.lab.bench.config import ConfiguredParser
+from stepscope.lab.bench.sessions import COLLECTIVES
 from stepscope.lab.bench.strategies import NAMES
 from stepscope.lab.bench.sweeps import START, SWEEPS
 
@@ -57,8 +58,7 @@ RANKS: dict[str, int | None] = {
 }
 MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
 # by default, unless started by a launcher
-WORLD_SIZES = "1,2"
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+WORLD_SIZES = (1, 2)
 _PROFILE_EPOCHS = 10
 
 _DDP = """\
@@ -206,8 +206,8 @@ def _add_buckets(parser: argparse.ArgumentParser, what: str) -> None:
 def _add_scaling(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--mode", choices=tuple(MODES), default="both")
     parser.add_argument(
-        "--world-size", "--world-sizes", dest="world_sizes", default=WORLD_SIZES, metavar="N,N",
-        help=f"default {WORLD_SIZES}",
+        "--world-size", "--world-sizes", dest="world_sizes", type=world_sizes, metavar="N,N",
+        help=f"default {','.join(map(str, WORLD_SIZES))}",
     )  # fmt: skip
     parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
     parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
@@ -224,8 +224,8 @@ def _add_collectives(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--world-size", type=world_sizes, action=ExtendWorldSizes, metavar="N,N", help="ranks, one or several (2)"
     )
-    names = f"only this operation, repeatable: {', '.join(_OPERATIONS)}"
-    parser.add_argument("--op", action="append", choices=_OPERATIONS, metavar="OP", help=names)
+    names = f"only this operation, repeatable: {', '.join(COLLECTIVES)}"
+    parser.add_argument("--op", action="append", choices=COLLECTIVES, metavar="OP", help=names)
     parser.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (60)")
     parser.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (1GiB)")
     _add_output(parser, what)

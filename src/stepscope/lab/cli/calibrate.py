@@ -29,6 +29,7 @@ from stepscope.cli.outputs import (
     write_output,
 )
 from stepscope.errors import UsageError
+from stepscope.units import NS_PER_US
 
 if TYPE_CHECKING:
     from stepscope.lab.predict.measured_collectives import Point
@@ -64,18 +65,18 @@ def run(args: argparse.Namespace) -> int:
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     document = calibration_json(calibration)
     write_json(args.out, document, force=args.force)
-    if args.plot:
-        from stepscope.lab.report.svg import calibration_svg
-
-        write_output(args.plot, calibration_svg(calibration), force=args.force)
     from stepscope.lab.report.sheets import calibration_sheet
+    from stepscope.lab.report.svg import sheet_svg
     from stepscope.report.html.sheets import sheet_page
 
+    sheet = calibration_sheet(calibration)
+    if args.plot:
+        write_output(args.plot, sheet_svg(sheet), force=args.force)
     if args.out == "-":
         if args.html:
-            write_output(args.html, sheet_page(calibration_sheet(calibration)), force=args.force)
+            write_output(args.html, sheet_page(sheet), force=args.force)
         return 0
-    show(args, document, lambda: calibration_sheet(calibration))
+    show(args, document, lambda: sheet)
     use = f"stepscope predict collective --calibration {args.out} ..."
     say_with_answer(f"written to {args.out}; use it with `{use}`")
     return 0
@@ -122,30 +123,16 @@ def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
 
 
 def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> "tuple[list[Point], dict[str, Any]]":
-    """Return what processes started for the purpose measured, of every operation or of `ops`."""
-    import subprocess
-    import tempfile
-
-    from stepscope.lab.predict.measured_collectives import points_from_bench
+    """Return what ranks started for the purpose measured, of every operation or of `ops`."""
+    from stepscope.lab.bench.sessions import collective_times
+    from stepscope.lab.predict.measured_collectives import Point
 
     given = args.world_size or [2]
-    worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
-    if min(worlds) < 2:
-        raise UsageError(f"world sizes have to be 2 or more, not {min(worlds)}: a single rank does not communicate")
     _needs_torch("install it or use --from-csv")
-    with tempfile.TemporaryDirectory() as folder:
-        times = str(Path(folder) / "times.json")
-        command = [sys.executable, "-m", "stepscope.lab.bench.collectives", "--backend", args.backend, "--out", times]
-        command += ["--limit-s", str(args.limit_s), "--max-bytes", str(args.max_bytes)]
-        for world in worlds:
-            command += ["--world-size", str(world)]
-        for op in ops:
-            command += ["--op", op]
-        if sys.stderr.isatty():
-            print_stderr(f"measuring for up to {args.limit_s:.0f} s ...")
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UsageError(f"measuring {args.backend} collectives failed: {last}; try another --backend or size")
-        points, about = points_from_bench(times)
-    return points, {"source": "measured", **about}
+    if sys.stderr.isatty():
+        print_stderr(f"measuring for up to {args.limit_s:.0f} s ...")
+    # a configuration's `ranks.world_size` is one
+    worlds = given if isinstance(given, list) else [given]
+    found = collective_times(args.backend, worlds, ops=ops, max_bytes=args.max_bytes, limit_s=args.limit_s)
+    points = [Point(op, world, size, median_us * NS_PER_US) for op, world, size, median_us, *_ in found["rows"]]
+    return points, {"source": "measured", **{name: found[name] for name in ("backend", "machine", "software")}}

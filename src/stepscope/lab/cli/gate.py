@@ -34,11 +34,9 @@ from stepscope.lab.regression import (
     HEAD,
     REGRESSION,
     UNDECIDED,
-    Judgement,
     bencher_metrics,
     judge,
     looks_of,
-    regression_document,
 )
 from stepscope.lab.report.gate import gate_sheet
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS
@@ -51,7 +49,7 @@ from stepscope.stats.robust import MIN_SAMPLES, median, slow_start
 from stepscope.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from stepscope.compare.findings import LineChange, Lines
+    from stepscope.compare.findings import Lines
 
 RESULT = "gate.json"
 # short enough for both to see the same load of the machine
@@ -88,27 +86,27 @@ def run(args: argparse.Namespace) -> int:
         )
         trials.say(f"tests after {', '.join(map(str, looks))} rounds; output in {shown(folder)}")
 
-        def judged(rounds: Rounds) -> Judgement:
+        def judged(rounds: Rounds) -> dict[str, Any]:
             return judge(rounds, looks=len(looks), **limits)
 
         rounds = run_rounds(
             (BASE, HEAD),
             trials.round,
             looks=looks,
-            undecided=lambda rounds: (HEAD,) if judged(rounds).verdict == UNDECIDED else (),
+            undecided=lambda rounds: (HEAD,) if judged(rounds)["verdict"] == UNDECIDED else (),
         )
         found = judged(rounds)
-        lines: Sequence[LineChange] = ()
+        lines: Sequence[dict[str, Any]] = ()
         no_lines: str | None = None
-        if found.verdict == REGRESSION and not args.no_lines and not found.stopped:
+        if found["verdict"] == REGRESSION and not args.no_lines and not found["stopped"]:
             lines, no_lines = _changed_lines(trials)
     document = {
         "schema": SCHEMA,
-        **regression_document(found, **limits),
+        **found,
         "looks": list(looks),
         "base": sides[BASE].document(),
         "head": sides[HEAD].document(),
-        "lines": [_line(one) for one in lines],
+        "lines": lines,
         "lines_reason": no_lines,
         "steps_per_trial": trials.steps,
         "no_turns_reason": trials.no_turns,
@@ -124,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_json(args.json, document, force=args.force)
     say_with_answer(f"stepscope gate: all trials are in {shown(folder / RESULT)}")
-    if found.verdict == REGRESSION:
+    if found["verdict"] == REGRESSION:
         return 1
-    return 3 if found.stopped else 0
+    return 3 if found["stopped"] else 0
 
 
 @dataclass(frozen=True)
@@ -324,9 +322,9 @@ def _ran_out_of_memory(log: Path) -> bool:
     return False
 
 
-def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]":
+def _changed_lines(trials: _Trials) -> tuple[Sequence[dict[str, Any]], str | None]:
     """Return the lines that got slower, and why there are none."""
-    from stepscope.compare.findings import line_changes
+    from stepscope.compare.document import line_changes
 
     lines: dict[str, list[Lines | None]] = {BASE: [], HEAD: []}
     try:
@@ -336,9 +334,19 @@ def _changed_lines(trials: _Trials) -> "tuple[Sequence[LineChange], str | None]"
         trials.say(f"{_RECORDINGS} recordings of each side compared line by line")
     except (StepscopeError, ImportError) as error:
         return (), f"no source lines: {error}"
-    slower = [one for one in line_changes(lines[BASE], lines[HEAD]) if one.difference.change > 0]
-    slower.sort(key=lambda one: (one.what not in ("appeared", "slower"), -one.difference.change))
-    return slower[:_MAX_LINES], None if slower else "no source line got slower in the recordings"
+    slower = [one for one in line_changes(lines[BASE], lines[HEAD]) if one["change"] > 0]
+    slower.sort(key=lambda one: (one["what"] not in ("appeared", "slower"), -one["change"]))
+    names = ("file", "line", "function", "module", "source")
+    shown = [
+        {
+            **{name: one[name] for name in names},
+            "base_ms": one["a"],
+            "head_ms": one["b"],
+            "what": one["what"] or "slower, within chance",
+        }
+        for one in slower[:_MAX_LINES]
+    ]
+    return shown, None if shown else "no source line got slower in the recordings"
 
 
 def _lines_in(folder: Path) -> "Lines | None":
@@ -347,17 +355,3 @@ def _lines_in(folder: Path) -> "Lines | None":
     from stepscope.compare.findings import code_lines
 
     return code_lines(account_of(load_run([str(folder)])))
-
-
-def _line(one: "LineChange") -> dict[str, Any]:
-    row, found = one.row, one.difference
-    return {
-        "file": row.file,
-        "line": row.line,
-        "function": row.function,
-        "module": row.module,
-        "source": row.source,
-        "base_ms": found.a,
-        "head_ms": found.b,
-        "what": one.what or "slower, within chance",
-    }

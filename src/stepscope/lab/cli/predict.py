@@ -36,22 +36,20 @@ from stepscope.cli.outputs import check_outputs, say_with_answer, show
 from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.contract.collectives import OPERATIONS
 from stepscope.errors import UsageError
-from stepscope.lab.predict.closed_form import Fabric, Link, fastest
-from stepscope.lab.predict.model_flops import (
+from stepscope.lab.predict.closed_form import Fabric, Link
+from stepscope.lab.predict.model_shape import (
     Experts,
     LatentAttention,
-    Recompute,
-    Transformer,
-    forward_flops_per_token,
-    training_flops_per_token,
-)
-from stepscope.lab.predict.model_shape import (
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
     checked,
+    forward_flops_per_token,
     parameters,
+    training_flops_per_token,
     transformer_from_config,
 )
 from stepscope.units import ms, us
@@ -59,7 +57,6 @@ from stepscope.units import ms, us
 if TYPE_CHECKING:
     from stepscope.cost.calibration import Calibration
     from stepscope.cost.chips import Chip
-    from stepscope.lab.predict.scale import ScaledStep
     from stepscope.lab.predict.strategy import Candidate
 
 WHAT = {
@@ -289,7 +286,7 @@ def _collective_row(args: argparse.Namespace, size: int) -> dict[str, Any]:
         raise UsageError(
             f"the world size has to be 2 or more, not {args.world_size}: a single rank does not communicate"
         )
-    choice = fastest(args.op, size_bytes=size, ranks=args.world_size, fabric=links)
+    choice = links.predict(args.op, size_bytes=size, world_size=args.world_size)
     each = {name: us(time) for name, time in choice.all_ns.items()}
     reason = "a link alone gives no error; calibrate for an interval"
     none = {"low_us": None, "high_us": None, "reason": reason}
@@ -319,17 +316,16 @@ def _flops(args: argparse.Namespace) -> int:
     model = _model_of(args)
     forward = forward_flops_per_token(model, seq_len=args.seq_len)
     training = training_flops_per_token(model, seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
-    names = ("projections", "attention", "mlp", "router", "head", "total")
     tokens = args.tokens_per_step
     found = {
         "parameters": parameters(model).total,
         "seq_len": args.seq_len,
         "convention": "2 per multiply-add, attention in full, training 3 x forward",
-        "forward_per_token": {name: getattr(forward, name) for name in names},
-        "training_per_token": {name: getattr(training, name) for name in ("model", "recomputed", "hardware")},
+        "forward_per_token": forward,
+        "training_per_token": training,
         "tokens_per_step": tokens,
-        "model_flops_per_step": None if tokens is None else training.model * tokens,
-        "hardware_flops_per_step": None if tokens is None else training.hardware * tokens,
+        "model_flops_per_step": None if tokens is None else training["model"] * tokens,
+        "hardware_flops_per_step": None if tokens is None else training["hardware"] * tokens,
     }
     return _answer(args, found)
 
@@ -392,7 +388,7 @@ def _flops_of_step(args: argparse.Namespace) -> tuple[float, float | None]:
     if missing:
         raise UsageError(f"FLOPs of the step are unknown: give --flops-per-step, or the model and {', '.join(missing)}")
     training = training_flops_per_token(_model_of(args), seq_len=args.seq_len, recompute=_RECOMPUTE[args.recompute])
-    return training.model * args.tokens_per_step, training.hardware * args.tokens_per_step
+    return training["model"] * args.tokens_per_step, training["hardware"] * args.tokens_per_step
 
 
 def _peak_of(args: argparse.Namespace) -> tuple[float, str]:
@@ -519,18 +515,7 @@ def _scale(args: argparse.Namespace) -> int:
     recorded = account.run.world_size or 2
     curve = [max(recorded << i, 2) for i in range(15) if recorded << i <= 16384]
     found = scaled(account, [*wanted, *curve], source=_source(args), compute_factor=args.compute_factor)
-    rows = [_scale_row(point) for point in found.curve]
-    document = {
-        "run": account.run.name,
-        "recorded": {"world_size": found.recorded_world_size, "step_ms": ms(found.recorded_ns)},
-        "without_comm_ms": ms(found.without_comm_ns),
-        "rank_spread_ms": ms(found.spread_ns),
-        "source": found.source,
-        "asked": [row for row in rows if row["world_size"] in wanted],
-        "curve": rows,
-        "notes": list(found.notes),
-    }
-    _answer(args, document)
+    _answer(args, {**found, "asked": [row for row in found["curve"] if row["world_size"] in wanted]})
     return warn_incomplete(account)
 
 
@@ -541,19 +526,6 @@ def _source(args: argparse.Namespace) -> "Calibration | Fabric | None":
     if args.calibration and links is not None:
         raise UsageError("--calibration and --link cannot be used together; use one")
     return load_calibration(args.calibration) if args.calibration else links
-
-
-def _scale_row(point: "ScaledStep") -> dict[str, Any]:
-    return {
-        "world_size": point.world_size,
-        "step_ms": ms(point.step_ns),
-        "low_ms": ms(point.low_ns),
-        "high_ms": ms(point.high_ns),
-        "comm_pct": round(100 * point.comm_share, 2),
-        "straggler_ms": ms(point.straggler_ns),
-        "mfu": None if point.mfu is None else round(point.mfu, 4),
-        "weak_efficiency": round(point.weak_efficiency, 4),
-    }
 
 
 # predict strategy
@@ -588,7 +560,6 @@ Links come from --calibration, or from --link and --node-link; by default the ch
 def _strategy(args: argparse.Namespace) -> int:
     from stepscope.cost.chips import mfu_peak
     from stepscope.lab.predict.strategy import TYPICAL_RANGE, Question, Speed, advise, time_band
-    from stepscope.lab.predict.strategy_cost import times_of
 
     chip, assumed = _chip_of(args), []
     memory = _device_bytes(args, chip)
@@ -607,12 +578,12 @@ def _strategy(args: argparse.Namespace) -> int:
         Speed(peak, efficiency or 0.5, bandwidth),
         Precision(args.precision), Optimizer(args.optimizer), args.per_node,
     )  # fmt: skip
-    times = times_of(_links(args, chip, assumed))
+    source = _links(args, chip, assumed)
     shares = (0.9 * efficiency, min(1.0, 1.1 * efficiency)) if efficiency else TYPICAL_RANGE
-    advice = advise(question, times=times, shares=shares)
+    advice = advise(question, source=source, shares=shares)
 
     def row(c: "Candidate") -> dict[str, Any]:
-        low, high = time_band(question, c, shares=shares, times=times)
+        low, high = time_band(question, c, shares=shares, source=source)
         return {**_strategy_row(c), "low_ms": ms(low), "high_ms": ms(high)}
 
     others = [c for c in (advice.fastest, *advice.close) if c is not advice.recommended]

@@ -20,7 +20,7 @@ def report(args: argparse.Namespace) -> int:
     results = read_bench_results(args.run[0])
     if args.json:
         raise UsageError(f"the JSON of a benchmark is {Path(args.run[0]) / RESULTS_JSON}; leave --json out")
-    from stepscope.lab.report.sheets import bench_sheet
+    from stepscope.lab.report.bench import bench_sheet
 
     show(args, None, lambda: bench_sheet(results))
     return 0
@@ -28,7 +28,7 @@ def report(args: argparse.Namespace) -> int:
 
 def view(folder: str) -> "tuple[str, Site, bool]":
     """Return name and site of the results, and that nothing of them is missing."""
-    from stepscope.lab.report.sheets import bench_sheet
+    from stepscope.lab.report.bench import bench_sheet
     from stepscope.report.html.sheets import sheet_page
     from stepscope.report.view.site import ViewSite
     from stepscope.tables.catalog import LogTables

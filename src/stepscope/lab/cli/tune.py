@@ -37,10 +37,8 @@ from stepscope.lab.tune import (
     Candidate,
     Choice,
     Job,
-    TuneResult,
     candidates,
     job_in,
-    setting_document,
     tune,
 )
 from stepscope.record.config import RecordConfig
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     for line in commands_of(document) if args.json != "-" else ():
         print_line(line)
     say_with_answer(f"stepscope tune: written to {shown(result)} and {TEXT}")
-    return 3 if found.stopped else 0
+    return 3 if found["stopped"] else 0
 
 
 @dataclass(frozen=True)
@@ -174,30 +172,25 @@ class Trials(JobTrials):
 
 
 def _document(
-    found: TuneResult, choice: Choice, first: FirstRun, trials: Trials, *, rounds: int, result: str
+    found: Mapping[str, Any], choice: Choice, first: FirstRun, trials: Trials, *, rounds: int, result: str
 ) -> dict[str, Any]:
-    keep = found.keep
+    keep = found["keep"]
     command = redacted(trials.command)
-    base = [t.step_ms for t in found.base if t.step_ms is not None]
     to_keep = unchanged = None
     if keep:
-        variables = (f"{name}={shlex.quote(value)}" for name, value in keep.candidate.environment.items())
+        variables = (f"{name}={shlex.quote(value)}" for name, value in keep["environment"].items())
         to_keep = " ".join([*variables, shlex.join(command)])
-        if keep.candidate.settings:
+        if keep["settings"]:
             unchanged = f"stepscope tune --apply {shlex.quote(result)} -- {shlex.join(command)}"
     return {
         "schema": SCHEMA,
         "command": command,
         "first_report": {"folder": str(first.folder), "verdict": first.verdict, "findings": first.findings},
         "rounds": rounds,
-        "stopped": found.stopped,
         "warmup_steps": trials.warmup,
         "timed_steps": trials.steps,
-        "tried": len(found.settings),
         "wall_s": sum(one["wall_s"] for one in trials.ended),
-        "unchanged_step_ms": fmean(base) if base else None,
-        "keep": setting_document(keep) if keep else None,
-        "settings": [setting_document(one) for one in (*found.settings, *([found.combined] if found.combined else []))],
+        **found,
         "command_to_keep": to_keep,
         "command_unchanged_script": unchanged,
         "not_tried": [{"name": name, "why": why} for name, why in choice.left_out],

@@ -53,14 +53,20 @@ class Fabric:
             return self.inner
         return Link(self.outer.alpha_ns, max(self.inner.ns_per_byte, self.outer.ns_per_byte / self.per_node))
 
+    def predict(self, op: str, *, size_bytes: float, world_size: int) -> "Choice":
+        """Return the time of the fastest algorithm, as a calibration does."""
+        return fastest(op, size_bytes=size_bytes, ranks=world_size, fabric=self)
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest algorithm and what each of them takes."""
+    """The fastest algorithm and what each of them takes; links that were not measured give no interval."""
 
     algorithm: str
     time_ns: float
     all_ns: dict[str, float]
+    low_ns: None = None
+    high_ns: None = None
 
 
 def ring_ns(op: str, *, size_bytes: float, ranks: int, link: Link) -> float:

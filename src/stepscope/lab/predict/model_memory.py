@@ -9,8 +9,18 @@ Candidates for the peak: the loss, each layer's backward, the optimizer step.
 from collections.abc import Iterator
 
 from stepscope.errors import UsageError
-from stepscope.lab.predict.model_flops import Recompute, Transformer
-from stepscope.lab.predict.model_shape import Layout, Optimizer, Precision, Sharding, checked, on_rank, summed, weights
+from stepscope.lab.predict.model_shape import (
+    Layout,
+    Optimizer,
+    Precision,
+    Recompute,
+    Sharding,
+    Transformer,
+    checked,
+    on_rank,
+    summed,
+    weights,
+)
 from stepscope.records import dataclass
 
 # What a transformer's forward pass keeps for backward, tensor by tensor, in bytes per token of one rank.
@@ -115,6 +125,8 @@ def _mlp(model: Transformer, batch: Batch, layer: int) -> float:
 CONTEXT_BYTES = 500_000_000
 # cuBLAS workspaces inside the allocator: 32 MiB for each of the threads of forward and backward (Hopper and later)
 WORKSPACE_BYTES = 2 * 32 * 2**20
+# of the device
+_RESERVE = 0.05
 # layers that ZeRO-3 holds whole in backward: the one computed and the next
 _PREFETCHED = 2
 
@@ -146,9 +158,9 @@ class Memory:
     def peak_bytes(self) -> float:
         return self.peak.total
 
-    def fits(self, device_bytes: float, *, reserve: float = 0.05) -> bool:
-        """Return whether the peak and the context leave `reserve` of the device free for fragmentation."""
-        return self.peak_bytes + CONTEXT_BYTES <= device_bytes * (1 - reserve)
+    def fits(self, device_bytes: float) -> bool:
+        """Return whether the peak and the context leave a reserve of the device for fragmentation."""
+        return self.peak_bytes + CONTEXT_BYTES <= device_bytes * (1 - _RESERVE)
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,6 @@ def training_memory(
     layout: Layout | None = None,
     optimizer: Optimizer = Optimizer.ADAM,
     foreach_optimizer: bool = True,
-    workspace_bytes: float = WORKSPACE_BYTES,
 ) -> Memory:
     """Return the memory of a training step on the rank that holds most.
 
@@ -181,7 +192,7 @@ def training_memory(
     layout = layout or Layout()
     if batch.micro_batch < 1 or batch.seq_len < 1:
         raise UsageError(f"batch and sequence have to be at least 1, not {batch.micro_batch} and {batch.seq_len}")
-    step = _Step(checked(model), batch, layout, _states(batch.precision, optimizer, layout), workspace_bytes)
+    step = _Step(checked(model), batch, layout, _states(batch.precision, optimizer, layout))
     copies = foreach_optimizer and optimizer is Optimizer.ADAM
     moments = [*step.backward(), step.optimizer_step(copied=step.states.one_moment if copies else 0.0)]
     return Memory(max(moments, key=lambda m: m.total), tuple(moments))
@@ -223,15 +234,13 @@ def _states(precision: Precision, optimizer: Optimizer, layout: Layout) -> _Stat
 
 
 class _Step:
-    def __init__(
-        self, model: Transformer, batch: Batch, layout: Layout, states: _States, workspace_bytes: float
-    ) -> None:
+    def __init__(self, model: Transformer, batch: Batch, layout: Layout, states: _States) -> None:
         self.model, self.batch, self.layout, self.states = model, batch, layout, states
         self.counts = summed(on_rank(weights(model), layout, layers=model.layers), model)
         # micro-batches whose activations a pipeline's first stage holds at once
         self.in_flight = min(layout.pipeline, layout.micro_batches)
         self.again = batch.recompute in (Recompute.BLOCKS, Recompute.FULL)
-        self.always_temporary = workspace_bytes + self._buckets()
+        self.always_temporary = WORKSPACE_BYTES + self._buckets()
 
     def backward(self) -> Iterator[Moment]:
         layers = range(len(self.counts.layers))

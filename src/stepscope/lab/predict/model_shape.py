@@ -1,6 +1,10 @@
-"""The weights of a transformer from its shape, whole and on one rank; and its shape from a `config.json`.
+"""A transformer's shape, also from a `config.json`: its weights, whole and on one rank, and its FLOPs per token.
 
 Linear layers are counted without biases, which are below a thousandth of the whole.
+
+Conventions of FLOPs, the same as for recorded operators: 2 per multiply-add, attention in full (not halved for a causal
+mask), normalisation, activations and look-ups not counted. Training is three times forward: backward computes the
+gradients of inputs and of weights. "6 N per token" has the 2 and the 3 in it already.
 """
 
 from collections.abc import Iterable
@@ -10,10 +14,72 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError, UsageError
-from stepscope.lab.predict.model_flops import Experts, LatentAttention, Transformer
 from stepscope.records import dataclass
 from stepscope.side_file import read_side_json
 from stepscope.units import printable
+
+
+class Recompute(Enum):
+    """What activation checkpointing computes again in backward. It is hardware work, never model work."""
+
+    NONE = "nothing"
+    ATTENTION = "scores and their product with the values"
+    BLOCKS = "every transformer block, not the output head"
+    FULL = "the whole forward pass: a third of the model FLOPs, so HFU is 4/3 of MFU"
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek): queries and keys through a narrow width, part of it with rotation."""
+
+    kv_rank: int
+    nope_width: int
+    rope_width: int
+    value_width: int
+    #: None: queries are projected directly
+    query_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: each token meets `per_token` routed and all `shared` experts."""
+
+    count: int
+    per_token: int
+    #: hidden width of one expert
+    width: int
+    shared: int = 0
+    #: leading layers that keep the plain MLP
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a decoder or encoder."""
+
+    layers: int
+    d_model: int
+    heads: int
+    vocab: int
+    mlp_width: int
+    #: SwiGLU and the like: three matrices instead of two
+    gated_mlp: bool = False
+    #: None: as many as `heads`
+    kv_heads: int | None = None
+    #: None: d_model / heads
+    head_width: int | None = None
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
+    # What follows has parameters but no FLOPs that count.
+    #: rows of a learned position table
+    learned_positions: int = 0
+    #: layer norms with a bias (RMS norms have none)
+    norm_bias: bool = False
+    #: the output head is the embedding
+    tied_head: bool = False
+    #: one matrix makes queries, keys and values (GPT-2): its input is saved once under autocast, not three times
+    fused_qkv: bool = False
+
 
 # How a training job is spread over devices and how it keeps its numbers: the terms that costs are stated in.
 
@@ -336,3 +402,56 @@ def _matrices(model: Transformer, layer: int, name: str, width: int, routed: int
     first = ["up", "gate"] if model.gated_mlp else ["up"]
     out = [Weight(f"{name} {n}", layer, width, model.d_model, "rows", routed) for n in first]
     return [*out, Weight(f"{name} down", layer, model.d_model, width, "columns", routed)]
+
+
+# FLOPs per token
+
+
+def forward_flops_per_token(model: Transformer, *, seq_len: int) -> dict[str, int]:
+    """Return the forward FLOPs per token at a sequence length by part, over all layers, and their total.
+
+    2 for each weight that a token meets, and attention.
+
+    >>> gpt = Transformer(layers=12, d_model=1024, heads=16, vocab=32768, mlp_width=4096)
+    >>> forward_flops_per_token(gpt, seq_len=1024)["total"] == 12 * (24 * 1024**2 + 4 * 1024 * 1024) + 2 * 32768 * 1024
+    True
+    """
+    latent, width = model.latent, model.head_width or model.d_model // model.heads
+    widths = latent.nope_width + latent.rope_width + latent.value_width if latent else 2 * width
+    attention, head = 2 * seq_len * model.heads * widths * model.layers, 2 * model.d_model * model.vocab
+    flops = {"projections": 0, "attention": attention, "mlp": 0, "router": 0, "head": head}
+    for w in weights(model):
+        if w.layer is not None and "norm" not in w.name:
+            kind = "mlp" if "mlp" in w.name or "expert" in w.name else "router" if w.name == "router" else "projections"
+            met = model.experts.per_token if model.experts and w.name.startswith("expert ") else 1
+            flops[kind] += 2 * w.rows * w.columns * met
+    return {**flops, "total": sum(flops.values())}
+
+
+def training_flops_per_token(
+    model: Transformer, *, seq_len: int, recompute: Recompute = Recompute.NONE
+) -> dict[str, int]:
+    """Return the FLOPs per token of a training step: of the model, as MFU counts them, recomputed, and both."""
+    forward = forward_flops_per_token(model, seq_len=seq_len)
+    repeated = {
+        Recompute.NONE: 0,
+        Recompute.ATTENTION: forward["attention"],
+        Recompute.BLOCKS: forward["total"] - forward["head"],
+        Recompute.FULL: forward["total"],
+    }[recompute]
+    return {"model": 3 * forward["total"], "recomputed": repeated, "hardware": 3 * forward["total"] + repeated}
+
+
+def utilisation(
+    *, flops_per_step: float, step_s: float, peak_flops_per_s: float | None, devices: int = 1
+) -> float | None:
+    """Return the share of the peak that `flops_per_step` of the whole job reaches, None where the peak is unknown.
+
+    With model FLOPs it is MFU, with hardware FLOPs HFU.
+
+    >>> utilisation(flops_per_step=450e12, step_s=1.0, peak_flops_per_s=1000e12)
+    0.45
+    """
+    if peak_flops_per_s is None or step_s <= 0 or devices < 1:
+        return None
+    return flops_per_step / (step_s * peak_flops_per_s * devices)

@@ -9,6 +9,7 @@ the replay, the rest is added.
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,10 @@ from stepscope.contract.collectives import OPERATIONS, OPS
 from stepscope.cost.calibration import Calibration, Estimate
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.predict.calibrate import calibrate, points_from_run
-from stepscope.lab.predict.closed_form import Fabric, fastest
-from stepscope.records import dataclass
+from stepscope.lab.predict.closed_form import Fabric
+from stepscope.lab.predict.strategy_cost import Source
 from stepscope.run.rank import Rank
+from stepscope.units import ms
 
 # What would each recorded transfer take among more ranks?
 #
@@ -52,7 +54,7 @@ def _scaled_transfers(
     rows: Sequence[npt.NDArray[np.int64]],
     *,
     factor: float,
-    source: Calibration | Fabric,
+    source: Source,
 ) -> list[Floats]:
     """Return the time, the least and the most of each row of a rank's Collectives in ns; -1 for what does not grow."""
     known: dict[tuple[str, int, int], tuple[float, float, float]] = {}
@@ -73,9 +75,9 @@ def _scaled_transfers(
     return out
 
 
-def _change(source: Calibration | Fabric, op: str, size: int, ranks: int, wanted: int) -> tuple[float, float, float]:
+def _change(source: Source, op: str, size: int, ranks: int, wanted: int) -> tuple[float, float, float]:
     if isinstance(source, Fabric):
-        time = fastest(op, size_bytes=size, ranks=wanted, fabric=source).time_ns
+        time = source.predict(op, size_bytes=size, world_size=wanted).time_ns
         return time, time * (1 - _LINK_DOUBT), time * (1 + _LINK_DOUBT)
     if wanted == ranks:
         return 1.0, 1.0, 1.0
@@ -98,57 +100,25 @@ def _group_size(account: Account, rank: Rank, row: int) -> int | None:
 
 # of the step: what a replay is wrong by, about, however good its inputs
 _MODEL_ERROR = 0.05
-# of the waiting that more ranks add: a few steps tell their spread roughly
-_SPREAD_DOUBT = 0.5
+# the true waiting that more ranks add / the predicted one: in `benchmarks/late_ranks.py waits` 90 % are in between
+_LEAST_WAIT, _MOST_WAIT = 0.4, 4.0
+# of the recorded ranks: beyond, no simulated job checked the waiting
+_CHECKED_RANKS = 16
 _MAX_WORLD_SIZE = 2**20
-
-
-@dataclass(frozen=True)
-class ScaledStep:
-    """The step at one world size."""
-
-    world_size: int
-    step_ns: float
-    low_ns: float
-    high_ns: float
-    #: what communication adds to the step
-    comm_ns: float
-    #: what waiting for the last of more ranks adds
-    straggler_ns: float
-    mfu: float | None
-    #: recorded step / this step
-    weak_efficiency: float
-
-    @property
-    def comm_share(self) -> float:
-        return self.comm_ns / self.step_ns
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """The curve, and what it is made of."""
-
-    recorded_world_size: int
-    recorded_ns: float
-    #: the step if the growing groups' transfers took no time
-    without_comm_ns: float
-    #: standard deviation of the ranks' own times
-    spread_ns: float
-    curve: tuple[ScaledStep, ...]
-    source: str
-    notes: tuple[str, ...]
 
 
 def scaled(
     account: Account,
     world_sizes: Sequence[int],
     *,
-    source: Calibration | Fabric | None = None,
+    source: Source | None = None,
     compute_factor: float = 1.0,
-) -> Scaling:
-    """Return the step at these world sizes; without a source the run's own transfers are the calibration.
+) -> dict[str, Any]:
+    """Return the step at these world sizes as JSON; without a source the run's own transfers are the calibration.
 
-    `compute_factor` is what compute takes longer where more ranks share a device or its cores.
+    `compute_factor` is what compute takes longer where more ranks share a device or its cores. `comm_pct` is what
+    communication adds to the step, `straggler_ms` what waiting for the last of more ranks adds, `weak_efficiency` the
+    recorded step over this one, `without_comm_ms` the step if the growing groups' transfers took no time.
     """
     replay, recorded_world = _checked(account, world_sizes)
     rows = growing_rows(account)
@@ -169,27 +139,35 @@ def scaled(
     without = recorded + _with_transfers(computing, no_time).period_ns - replay.period_ns
     spread = _spread_ns(account)
 
-    def step_at(world: int) -> ScaledStep:
+    def step_at(world: int) -> dict[str, Any]:
         transfers = _scaled_transfers(account, rows, factor=world / recorded_world, source=base)
-        straggler = spread * (_expected_largest(world) - _expected_largest(recorded_world))
+        straggler = last_rank_ns(spread, recorded_world, world)
+        waits = sorted((_LEAST_WAIT * straggler, _MOST_WAIT * straggler))
         periods = [_with_transfers(computing, [t[i] for t in transfers]).period_ns + offset for i in range(3)]
         step = max(periods[0] + straggler, 1.0)
-        doubt = _MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
+        doubt = _MODEL_ERROR * step
         mfu = account.efficiency.mfu
-        return ScaledStep(
-            world_size=world,
-            step_ns=step,
-            low_ns=max(min(periods[1] + straggler, step) - doubt, 0.0),
-            high_ns=max(periods[2] + straggler, step) + doubt,
-            comm_ns=max(periods[0] - without, 0.0),
-            straggler_ns=straggler,
-            mfu=None if mfu is None else mfu * recorded / step,
-            weak_efficiency=recorded / step,
-        )
+        return {
+            "world_size": world,
+            "step_ms": ms(step),
+            "low_ms": ms(max(min(periods[1] + waits[0], step) - doubt, 0.0)),
+            "high_ms": ms(max(periods[2] + waits[1], step) + doubt),
+            "comm_pct": round(100 * max(periods[0] - without, 0.0) / step, 2),
+            "straggler_ms": ms(straggler),
+            "mfu": None if mfu is None else round(mfu * recorded / step, 4),
+            "weak_efficiency": round(recorded / step, 4),
+        }
 
-    curve = tuple(step_at(world) for world in sorted(set(world_sizes)))
     said = "calibration" if isinstance(source, Calibration) else "given links" if source else "the run's own transfers"
-    return Scaling(recorded_world, recorded, without, spread, curve, said, tuple(_notes(source)))
+    return {
+        "run": account.run.name,
+        "recorded": {"world_size": recorded_world, "step_ms": ms(recorded)},
+        "without_comm_ms": ms(without),
+        "rank_spread_ms": ms(spread),
+        "source": said,
+        "curve": [step_at(world) for world in sorted(set(world_sizes))],
+        "notes": [*_notes(source), *_waiting_notes(account, spread, recorded_world, max(world_sizes))],
+    }
 
 
 def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]:
@@ -235,6 +213,11 @@ def _spread_ns(account: Account) -> float:
     return 0.0 if len(usual) < 2 else float(np.sqrt(usual.var(axis=0, ddof=1).mean()))
 
 
+def last_rank_ns(spread_ns: float, recorded: int, wanted: int) -> float:
+    """Return what waiting for the last of `wanted` ranks takes beyond that of the recorded ones."""
+    return spread_ns * (_expected_largest(wanted) - _expected_largest(recorded))
+
+
 def _expected_largest(count: int) -> float:
     """Return the expected maximum of `count` standard normal values (Blom's approximation).
 
@@ -244,10 +227,26 @@ def _expected_largest(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
-def _notes(source: Calibration | Fabric | None) -> list[str]:
+def _notes(source: Source | None) -> list[str]:
     notes = ["weak scaling: every rank does the same work as in the recorded run"]
     if source is None:
         notes.append("links as in the recorded run; give --link or --calibration for another fabric")
     if isinstance(source, Fabric):
         notes.append("times from links alone are taken as right within 30 %")
     return notes
+
+
+def _waiting_notes(account: Account, spread_ns: float, recorded: int, largest: int) -> list[str]:
+    if not spread_ns:
+        return []
+    steps = "step" if account.num_steps == 1 else "steps"
+    lines = [
+        f"last rank: own times of {len(account.run.ranks)} ranks in {account.num_steps} {steps} spread by "
+        f"{ms(spread_ns):.3g} ms, taken as normal and independent; the band has {_LEAST_WAIT:g} to {_MOST_WAIT:g} "
+        "times that waiting, the range of simulated jobs of 8 to 64 ranks; rare hiccups cost more"
+    ]
+    if largest > _CHECKED_RANKS * recorded:
+        lines.append(f"beyond {_CHECKED_RANKS * recorded} ranks the waiting is extrapolated without a check")
+    if account.run.lost > 0:
+        lines.append("ranks shared CPU cores while recording: part of their spread is this machine's")
+    return lines

@@ -8,19 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stepscope.errors import UsageError
-from stepscope.lab.predict.model_flops import Recompute, Transformer, training_flops_per_token, utilisation
 from stepscope.lab.predict.model_memory import Batch, Memory, training_memory
 from stepscope.lab.predict.model_shape import (
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
     checked,
     on_rank,
     parameters,
+    training_flops_per_token,
+    utilisation,
     weights,
 )
-from stepscope.lab.predict.strategy_cost import CollectiveTimes, Traffic, strategy_traffic
+from stepscope.lab.predict.strategy_cost import Source, Traffic, strategy_traffic
 from stepscope.records import dataclass
 from stepscope.units import NS_PER_S, readable_bytes
 
@@ -73,30 +76,30 @@ def step_time(
     layout: Layout,
     *,
     speed: Speed,
-    times: CollectiveTimes,
+    source: Source,
     optimizer: Optimizer = Optimizer.ADAM,
 ) -> StepTime:
     """Return the predicted step of a job whose every rank takes `layout.micro_batches` of `batch`."""
     flops = training_flops_per_token(model, seq_len=batch.seq_len, recompute=batch.recompute)
     tokens = batch.tokens * layout.micro_batches
     per_flop_ns = NS_PER_S / (speed.flops_per_s * layout.tensor * layout.pipeline)
-    forward = flops.model / 3 * tokens * per_flop_ns
-    recompute = flops.recomputed * tokens * per_flop_ns
+    forward = flops["model"] / 3 * tokens * per_flop_ns
+    recompute = flops["recomputed"] * tokens * per_flop_ns
     backward = 2 * forward
-    shown, total = _communication(strategy_traffic(model, batch, layout), layout, forward, backward + recompute, times)
+    shown, total = _communication(strategy_traffic(model, batch, layout), layout, forward, backward + recompute, source)
     bubble = (forward + backward + recompute) * (layout.pipeline - 1) / layout.micro_batches
     step = _optimizer_ns(model, batch, layout, optimizer, speed)
     return StepTime(forward, backward, recompute, shown, bubble, step, total)
 
 
 def _communication(
-    traffic: list[Traffic], layout: Layout, forward_ns: float, backward_ns: float, times: CollectiveTimes
+    traffic: list[Traffic], layout: Layout, forward_ns: float, backward_ns: float, source: Source
 ) -> tuple[float, float]:
     spent: dict[tuple[str, str], float] = {}
     longest: dict[tuple[str, str], float] = {}
     shown = 0.0
     for t in traffic:
-        one = times(t.op, t.size_bytes, t.ranks).time_ns
+        one = source.predict(t.op, size_bytes=t.size_bytes, world_size=t.ranks).time_ns
         if t.group != "dp":
             shown += t.count * one
         key = (t.group, t.when)
@@ -179,14 +182,14 @@ class Advice:
     reason: str
 
 
-def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, float] = TYPICAL_RANGE) -> Advice:
+def advise(question: Question, *, source: Source, shares: tuple[float, float] = TYPICAL_RANGE) -> Advice:
     """Return what fits, what is fastest and what to take; an error where nothing fits.
 
     Steps whose times overlap, if compute reaches between these shares of the peak, and that are within a tenth of each
     other are no different: the simpler one is taken, DDP before ZeRO-1 before ZeRO-2.
     """
     _check(question)
-    found = list(_candidates(question, times))
+    found = list(_candidates(question, source))
     fitting = sorted((c for c in found if c.fits), key=lambda c: c.time.total_ns)
     failing = [c for c in found if not c.fits]
     if not fitting:
@@ -195,7 +198,7 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
     best = fitting[0]
     close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= _CLOSE * best.time.total_ns)[:3]
     same = [c for c in fitting if c.time.total_ns <= _CLOSE * best.time.total_ns]
-    bands = [time_band(question, c, shares=shares, times=times) for c in same]
+    bands = [time_band(question, c, shares=shares, source=source) for c in same]
     chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)
     reason = _reason(best, rule, fitting, failing, chosen=chosen)
     if chosen is not best:
@@ -204,7 +207,7 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
 
 
 def time_band(
-    question: Question, candidate: Candidate, *, shares: tuple[float, float], times: CollectiveTimes
+    question: Question, candidate: Candidate, *, shares: tuple[float, float], source: Source
 ) -> tuple[float, float]:
     """Return the shortest and longest step, in ns, if the compute reaches between these shares of the peak."""
     low, high = (
@@ -213,7 +216,7 @@ def time_band(
             candidate.batch,
             candidate.layout,
             speed=replace(question.speed, share_reached=share),
-            times=times,
+            source=source,
             optimizer=question.optimizer,
         ).total_ns
         for share in (max(shares), min(shares))
@@ -234,10 +237,10 @@ def _check(q: Question) -> None:
         raise UsageError(f"device memory has to be above 0, not {q.device_bytes:g} bytes")
 
 
-def _candidates(q: Question, times: CollectiveTimes) -> Iterator[Candidate]:
+def _candidates(q: Question, source: Source) -> Iterator[Candidate]:
     for layout in _layouts(q):
         for recompute in (Recompute.NONE, Recompute.BLOCKS):
-            candidate = _largest_batch(q, layout, recompute, times)
+            candidate = _largest_batch(q, layout, recompute, source)
             if candidate is not None:
                 yield candidate
 
@@ -256,7 +259,7 @@ def _layouts(q: Question) -> Iterator[Layout]:
                 yield Layout(data=data, tensor=tensor, pipeline=pipeline, sharding=sharding)
 
 
-def _largest_batch(q: Question, layout: Layout, recompute: Recompute, times: CollectiveTimes) -> Candidate | None:
+def _largest_batch(q: Question, layout: Layout, recompute: Recompute, source: Source) -> Candidate | None:
     share = q.sequences // layout.data
     sizes = [n for n in _powers_down(share) if not share % n and share // n >= layout.pipeline]
     candidate = None
@@ -267,12 +270,12 @@ def _largest_batch(q: Question, layout: Layout, recompute: Recompute, times: Col
         candidate = (spread, batch, memory)
         if memory.fits(q.device_bytes):
             break
-    return _timed(q, *candidate, times) if candidate else None
+    return _timed(q, *candidate, source) if candidate else None
 
 
-def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, times: CollectiveTimes) -> Candidate:
-    time = step_time(q.model, batch, layout, speed=q.speed, times=times, optimizer=q.optimizer)
-    flops = training_flops_per_token(q.model, seq_len=q.seq_len).model * q.seq_len * q.sequences
+def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, source: Source) -> Candidate:
+    time = step_time(q.model, batch, layout, speed=q.speed, source=source, optimizer=q.optimizer)
+    flops = training_flops_per_token(q.model, seq_len=q.seq_len)["model"] * q.seq_len * q.sequences
     peak = q.speed.peak_flops_per_s
     mfu = utilisation(flops_per_step=flops, step_s=time.total_ns / 1e9, peak_flops_per_s=peak, devices=q.devices)
     return Candidate(layout, batch, memory, time, mfu, memory.fits(q.device_bytes))
@@ -280,17 +283,12 @@ def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, times: Col
 
 def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
     order = (Sharding.DDP, Sharding.ZERO3, Sharding.ZERO2, Sharding.ZERO1)
-
-    def effort(c: Candidate) -> tuple[int, int, bool]:
-        split = c.layout.tensor * c.layout.pipeline
-        return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE
-
-    return min(fitting, key=effort)
+    return min(fitting, key=lambda c: _effort(c, order)[:3])
 
 
-def _effort(c: Candidate) -> tuple[int, int, bool, float]:
+def _effort(c: Candidate, order: Sequence[Sharding] = tuple(Sharding)) -> tuple[int, int, bool, float]:
     split = c.layout.tensor * c.layout.pipeline
-    return split, list(Sharding).index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
+    return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
 
 
 def _different(others: Sequence[Candidate], best: Candidate) -> list[Candidate]:

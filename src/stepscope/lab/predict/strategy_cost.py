@@ -11,7 +11,7 @@ Bytes are the full buffer of the operation. With weights of W bytes and gradient
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,23 @@ from typing import Any
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.errors import UsageError
-from stepscope.lab.predict.closed_form import Fabric, fastest
-from stepscope.lab.predict.model_flops import Recompute, Transformer
+from stepscope.lab.predict.closed_form import Fabric
 from stepscope.lab.predict.model_memory import Batch
-from stepscope.lab.predict.model_shape import Layout, Sharding, Weight, checked, on_rank, weights
+from stepscope.lab.predict.model_shape import (
+    Layout,
+    Recompute,
+    Sharding,
+    Transformer,
+    Weight,
+    checked,
+    on_rank,
+    weights,
+)
 from stepscope.records import dataclass
 from stepscope.units import NS_PER_MS
+
+# of collective times: measured, with an interval, or from links
+Source = Calibration | Fabric
 
 BUCKET_BYTES = 25 * 2**20
 # DDP's defaults; the first bucket is small so that communication starts early
@@ -59,18 +70,12 @@ def strategy_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[T
     ]
 
 
-def ddp_traffic(
-    gradient_bytes: Sequence[int],
-    *,
-    ranks: int,
-    bucket_bytes: int = BUCKET_BYTES,
-    first_bucket_bytes: int = _FIRST_BUCKET_BYTES,
-) -> list[Traffic]:
+def ddp_traffic(gradient_bytes: Sequence[int], *, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> list[Traffic]:
     """Return DDP's all-reduces, one per bucket, for gradients in the order of the model's parameters."""
     _at_least_one(ranks)
     if ranks == 1:
         return []
-    buckets, filled, limit = [], 0, min(first_bucket_bytes, bucket_bytes)
+    buckets, filled, limit = [], 0, min(_FIRST_BUCKET_BYTES, bucket_bytes)
     for size in reversed(gradient_bytes):
         filled += size
         if filled >= limit:
@@ -82,12 +87,7 @@ def ddp_traffic(
 
 
 def fsdp_traffic(
-    unit_bytes: Sequence[int],
-    *,
-    ranks: int,
-    gradient_bytes: Sequence[int] | None = None,
-    reshard: bool = True,
-    root_stays: bool = True,
+    unit_bytes: Sequence[int], *, ranks: int, reshard: bool = True, root_stays: bool = True
 ) -> list[Traffic]:
     """Return FSDP's gathers and scatters for its units, the root's own parameters first.
 
@@ -98,11 +98,10 @@ def fsdp_traffic(
     if ranks == 1:
         return []
     padded = [_padded(size, ranks) for size in unit_bytes]
-    gradients = padded if gradient_bytes is None else [_padded(size, ranks) for size in gradient_bytes]
     again = padded[1:] if root_stays else padded
     rows = [("all_gather", "dp", ranks, size, "forward") for size in padded]
     rows += [("all_gather", "dp", ranks, size, "backward") for size in again if reshard]
-    rows += [("reduce_scatter", "dp", ranks, size, "backward") for size in gradients]
+    rows += [("reduce_scatter", "dp", ranks, size, "backward") for size in padded]
     return _counted(rows)
 
 
@@ -193,54 +192,6 @@ def _at_least_one(ranks: int) -> None:
         raise UsageError(f"the world size has to be at least 1, not {ranks}")
 
 
-# Where collective times come from: a calibration, with its interval, or a fabric's links, without.
-
-
-@dataclass(frozen=True)
-class CommTime:
-    """A predicted time of communication; without bounds where links were given and nothing was measured."""
-
-    time_ns: float
-    low_ns: float | None
-    high_ns: float | None
-    how: str
-
-
-# the time of (operation, full bytes, ranks)
-CollectiveTimes = Callable[[str, float, int], CommTime]
-
-
-def times_of(source: Calibration | Fabric) -> CollectiveTimes:
-    """Return a function that predicts the time of a collective."""
-
-    def calibrated(op: str, size_bytes: float, ranks: int) -> CommTime:
-        assert isinstance(source, Calibration)
-        found = source.predict(op, size_bytes=size_bytes, world_size=ranks)
-        return CommTime(found.time_ns, found.low_ns, found.high_ns, found.how)
-
-    def by_links(op: str, size_bytes: float, ranks: int) -> CommTime:
-        assert isinstance(source, Fabric)
-        choice = fastest(op, size_bytes=size_bytes, ranks=ranks, fabric=source)
-        return CommTime(choice.time_ns, None, None, f"{choice.algorithm} on the given links")
-
-    return calibrated if isinstance(source, Calibration) else by_links
-
-
-def total_time(traffic: Iterable[Traffic], times: CollectiveTimes) -> CommTime:
-    """Return the time of the traffic one after another; its bounds are the sums of the bounds."""
-    total, low, high = 0.0, 0.0, 0.0
-    known, how = True, set()
-    for t in traffic:
-        one = times(t.op, t.size_bytes, t.ranks)
-        total += t.count * one.time_ns
-        how.add(one.how)
-        if one.low_ns is None or one.high_ns is None:
-            known = False
-        else:
-            low, high = low + t.count * one.low_ns, high + t.count * one.high_ns
-    return CommTime(total, low if known else None, high if known else None, "; ".join(sorted(how)))
-
-
 # Estimates for a model at hand.
 
 # of a parameter's name: `layers.3` of `layers.3.mlp.weight`, and `3` of `3.weight` in a Sequential
@@ -255,22 +206,12 @@ class CommCost:
 
     world_size: int
     traffic: tuple[Traffic, ...]
-    estimate: CommTime | None
-    #: why there is no estimate
+    #: of all collectives one after another, before any overlap; None where collective times are unknown
+    time_ms: float | None = None
+    #: bounds of that time, None where the links were given and not measured
+    interval_ms: tuple[float, float] | None = None
+    #: why there is no time
     reason: str | None = None
-
-    @property
-    def time_ms(self) -> float | None:
-        """Return the time of all collectives one after another, before any overlap; None without measured links."""
-        return None if self.estimate is None else self.estimate.time_ns / NS_PER_MS
-
-    @property
-    def interval_ms(self) -> tuple[float, float] | None:
-        """Return the bounds of that time, None where the links were given and not measured."""
-        if self.estimate is None:
-            return None
-        low, high = self.estimate.low_ns, self.estimate.high_ns
-        return None if low is None or high is None else (low / NS_PER_MS, high / NS_PER_MS)
 
     @property
     def sent_bytes(self) -> float:
@@ -289,8 +230,7 @@ class CommunicationProfiler:
     """
 
     def __init__(self, source: Calibration | Fabric | str | Path | None = None, *, enabled: bool = True) -> None:
-        known = load_calibration(source) if isinstance(source, str | Path) else source
-        self._times = None if known is None else times_of(known)
+        self._source = load_calibration(source) if isinstance(source, str | Path) else source
         self.enabled = enabled
 
     def estimate_ddp_comm_cost(self, model: Any, world_size: int, *, bucket_bytes: int = BUCKET_BYTES) -> CommCost:
@@ -314,10 +254,15 @@ class CommunicationProfiler:
 
     def _cost(self, world_size: int, traffic: list[Traffic]) -> CommCost:
         if not self.enabled:
-            return CommCost(world_size, (), None, _DISABLED)
-        if self._times is None:
-            return CommCost(world_size, tuple(traffic), None, _NO_SOURCE)
-        return CommCost(world_size, tuple(traffic), total_time(traffic, self._times))
+            return CommCost(world_size, (), reason=_DISABLED)
+        if self._source is None:
+            return CommCost(world_size, tuple(traffic), reason=_NO_SOURCE)
+        each = [self._source.predict(t.op, size_bytes=t.size_bytes, world_size=t.ranks) for t in traffic]
+        counted = [(t.count / NS_PER_MS, one) for t, one in zip(traffic, each, strict=True)]
+        bounds = [(n * one.low_ns, n * one.high_ns) for n, one in counted if one.low_ns is not None]
+        interval = sum(low for low, _ in bounds), sum(high for _, high in bounds)
+        time_ms = sum(n * one.time_ns for n, one in counted)
+        return CommCost(world_size, tuple(traffic), time_ms, interval if len(bounds) == len(each) else None)
 
 
 def _trained(model: Any) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Pages of the laboratory: benchmarks, calibrations and predictions."""
+"""Pages of calibrations and predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,217 +7,12 @@ import numpy as np
 
 from stepscope.cost.alpha_beta import Curve
 from stepscope.cost.calibration import Calibration
-from stepscope.document.rows import ms_or_none
-from stepscope.lab.report.svg import calibration_chart, scaling_chart, series_chart
-from stepscope.lab.results.folder import BenchResults, BenchSeries
-from stepscope.lab.results.times import BenchTimes, ScalingPoint, bench_times, over, scaling
+from stepscope.lab.report.svg import SIZE, TIME
 from stepscope.report.charts import COLOURS, STEP, Axis, Bar, Line, bar_chart, line_chart, stacks
-from stepscope.report.sheet import Document, Section, Sheet, Value, Values, card, pct, table_of
-from stepscope.side_file import is_number
-from stepscope.units import NS_PER_MS, ms, printable
-
-_SIZE, _TIME = Axis("size", "bytes", log=True), Axis("time", "ms", log=True)
-
-# The page of a benchmark: series with their intervals, what else was measured of them, scaling and collectives.
-
-_UNITS = {
-    "_gb": ("bytes", 1e9),
-    "_gb_per_s": ("gb_per_s", 1.0),
-    "_pct": ("pct", 1.0),
-    "_ms": ("ms", 1.0),
-    "_ms_per_step": ("ms", 1.0),
-    "_us": ("ms", 1e-3),
-    "_step_time": ("ms", 1.0),
-}
-_SHOWN_ALREADY = ("mean_step_time", "median_step_time", "std_step_time", "min_step_time", "max_step_time")
-
-Timed = tuple[BenchSeries, list[list[float]], BenchTimes]
-
-
-def bench_sheet(results: BenchResults) -> Sheet:
-    """Return the page of a benchmark's results."""
-    timed = [one for series in results.series.values() if (one := _timed(series)) is not None]
-    sections = [*_collectives(results), *_scaling(timed)] or [_series(timed)]
-    where = results.environment
-    named = [
-        f"{where[k]:g} ranks" if k == "world_size" else str(where[k])
-        for k in ("world_size", "backend", "device")
-        if k in where and not (k == "world_size" and isinstance(where[k], str))
-    ]
-    torch = [f"torch {where['torch']}"] if "torch" in where else []
-    steps = [
-        f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
-    ]
-    said = tuple(line for line in (results.question, *results.advice) if line)
-    return Sheet(
-        title=results.command or results.name,
-        facts=(*named, *torch, *(steps if len(timed) > 1 else ())),
-        cards=_cards(results, timed),
-        sections=(
-            *([Section("advice", "Recommendation", said)] if results.advice else []),
-            *sections,
-            *_figures(results),
-        ),
-        notes=tuple(_notes(results, timed)),
-    )
-
-
-def _timed(series: BenchSeries) -> Timed | None:
-    samples = [[time / NS_PER_MS for time in run] for run in series.samples_ns]
-    warmup = series.config.get("warmup_steps")
-    times = bench_times(samples, warmup_steps=warmup if isinstance(warmup, int) else 0)
-    return None if times is None else (series, samples, times)
-
-
-def _cards(results: BenchResults, timed: Sequence[Timed]) -> tuple[Values, ...]:
-    if not timed or _is_collectives(results):
-        return (card("Measured", len(results.series), "count", "operations and sizes"),)
-    if points := _scaling_points(timed):
-        return tuple(_largest(points, mode) for mode in dict.fromkeys(p.mode for p in points))
-    best = min(timed, key=lambda one: one[2].median_ns)
-    first = timed[0]
-    unsteady = sum(not times.steady for _, _, times in timed)
-    cards = [
-        card("Fastest", best[0].name, "text", f"of {len(timed)} series"),
-        card("Its step", ms(best[2].median_ns), "ms", "median"),
-    ]
-    if best is not first:
-        found = over(best[1], first[1])
-        between = f"{found.low:.2f} to {found.high:.2f}, 95 %"
-        cards.append(card(f"Against {first[0].name}", found.ratio, "x", between, "low" if found.faster else ""))
-    cards.append(
-        card(
-            "Steady",
-            f"{len(timed) - unsteady} of {len(timed)}",
-            "text",
-            "series with a steady step time",
-            "medium" if unsteady else "low",
-        )
-    )
-    return tuple(cards)
-
-
-def _series(timed: Sequence[Timed]) -> Section:
-    chart = series_chart([(series.name, samples, t) for series, samples, t in timed])
-    rows = [
-        (
-            series.name,
-            t,
-            [time for run in samples for time in run],
-            over(samples, timed[0][1]) if k else None,
-        )
-        for k, (series, samples, t) in enumerate(timed)
-    ]
-    table = table_of(
-        rows,
-        ("series", "text", lambda row: row[0]),
-        ("median", "ms", lambda row: ms(row[1].median_ns)),
-        ("from", "ms", lambda row: ms(row[1].low_ns)),
-        ("to", "ms", lambda row: ms(row[1].high_ns)),
-        ("mean", "ms", lambda row: ms(row[1].mean_ns)),
-        ("std", "ms", lambda row: ms(row[1].std_ns)),
-        ("min", "ms", lambda row: min(row[2])),
-        ("max", "ms", lambda row: max(row[2])),
-        ("time", "x", lambda row: row[3].ratio if row[3] else 1.0),
-        ("low", "x", lambda row: row[3] and row[3].low),
-        ("high", "x", lambda row: row[3] and row[3].high),
-        ("steps", "count", lambda row: row[1].num_steps),
-    )
-    said = "Dots are steps, a colour per run; the mark is the median with its 95 % interval. Time is against the first."
-    return Section("series", "Step times", (said,), chart, table)
-
-
-def _figures(results: BenchResults) -> list[Section]:
-    names = dict.fromkeys(k for s in results.series.values() for k in s.summary if k not in _SHOWN_ALREADY)
-    if not names or _is_collectives(results):
-        return []
-    units = {
-        name: next((u for ending, u in _UNITS.items() if name.endswith(ending)), ("number", 1.0)) for name in names
-    }
-    columns = [(_title(name), unit, _summary_value(name, scale)) for name, (unit, scale) in units.items()]
-    table = table_of(results.series.values(), ("series", "text", lambda s: s.name), *columns)
-    return [Section("figures", "Throughput, communication and memory", (), None, table)]
-
-
-def _summary_value(name: str, scale: float) -> Callable[[BenchSeries], Value]:
-    return lambda series: None if (value := series.summary.get(name)) is None else value * scale
-
-
-def _title(name: str) -> str:
-    for ending in _UNITS:
-        name = name.removesuffix(ending)
-    return name.replace("_", " ")
-
-
-def _scaling_points(timed: Sequence[Timed]) -> list[ScalingPoint]:
-    rows: list[dict[str, Any]] = [
-        {"config": series.config, "samples_ms": samples}
-        for series, samples, _ in timed
-        if series.config.get("mode") in ("strong", "weak") and is_number(series.config.get("world_size"), low=1)
-    ]
-    return scaling(rows) if len(rows) == len(timed) else []
-
-
-def _largest(points: Sequence[ScalingPoint], mode: str) -> Values:
-    last = max((p for p in points if p.mode == mode), key=lambda p: p.world_size)
-    between = f"{100 * last.low:.0f} to {100 * last.high:.0f} %"
-    return card(f"{mode} scaling to {last.world_size} ranks", 100 * last.efficiency, "pct", f"efficiency, {between}")
-
-
-def _scaling(timed: Sequence[Timed]) -> list[Section]:
-    points = _scaling_points(timed)
-    if not points:
-        return []
-    table = table_of(
-        points,
-        ("mode", "text", lambda p: p.mode),
-        ("ranks", "count", lambda p: p.world_size),
-        ("step", "ms", lambda p: ms_or_none(p.median_ns)),
-        ("speed-up", "x", lambda p: p.speedup),
-        ("efficiency", "pct", lambda p: 100 * p.efficiency),
-        ("low", "pct", lambda p: 100 * p.low),
-        ("high", "pct", lambda p: 100 * p.high),
-    )
-    said = "Efficiency against the smallest world size; the band is its 95 % interval."
-    return [Section("scaling", "Scaling", (said,), scaling_chart(points), table)]
-
-
-def _is_collectives(results: BenchResults) -> bool:
-    return all(
-        isinstance(s.config.get("bytes"), int) and isinstance(s.config.get("op"), str) for s in results.series.values()
-    )
-
-
-def _collectives(results: BenchResults) -> list[Section]:
-    if not _is_collectives(results):
-        return []
-    groups: dict[str, list[tuple[float, ...]]] = {}
-    for s in results.series.values():
-        group = f"{s.config['op']}, {s.config.get('world_size')} ranks"
-        groups.setdefault(group, []).append((s.config["bytes"], s.samples_ns[0][0] / NS_PER_MS))
-    table = table_of(
-        results.series.values(),
-        ("operation", "text", lambda s: s.config["op"]),
-        ("ranks", "count", lambda s: world if isinstance(world := s.config.get("world_size"), int) else None),
-        ("size", "bytes", lambda s: s.config["bytes"]),
-        ("time", "ms", lambda s: s.samples_ns[0][0] / NS_PER_MS),
-        ("algorithm", "gb_per_s", lambda s: s.summary.get("algbw_gb_per_s")),
-        ("bus", "gb_per_s", lambda s: s.summary.get("busbw_gb_per_s")),
-    )
-    lines = [Line(name, sorted(points), COLOURS[k % 9], "both") for k, (name, points) in enumerate(groups.items())]
-    chart = line_chart("Time of each collective over its size", lines, _SIZE, _TIME, width=760)
-    return [Section("collectives", "Collectives", (), chart, table)]
-
-
-def _notes(results: BenchResults, timed: Sequence[Timed]) -> list[str]:
-    found: dict[str, list[str]] = {}
-    if not _is_collectives(results):
-        for series, _, times in timed:
-            for doubt in times.doubts:
-                found.setdefault(doubt.remedy, []).append(f"{series.name}: {doubt.evidence}")
-    lines = [f"unsteady: {'; '.join(evidence[:3])}. What to do: {remedy}." for remedy, evidence in found.items()]
-    return [*([f"not complete: {results.message}"] if results.message else []), *lines]
-
+from stepscope.report.drawing import Drawing
+from stepscope.report.pictures import calibration_lines
+from stepscope.report.sheet import Document, Section, Sheet, Values, card, pct, table_of
+from stepscope.units import NS_PER_MS, printable
 
 # The page of a calibration: what every collective takes by size, measured and fitted, and how far the fit is off.
 
@@ -286,8 +81,22 @@ def _operation(calibration: Calibration, op: str) -> Section:
         ("rate", "gb_per_s", lambda point: point[1] / point[2] if point[2] else None),
     )
     return Section(
-        f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), calibration_chart(calibration, op), table
+        f"op-{op.replace('_', '-')}", op.replace("_", " "), (said,), _calibration_chart(calibration, op), table
     )
+
+
+def _calibration_chart(calibration: Calibration, op: str) -> Drawing:
+    """Return the measured points, the fitted curves and their intervals of one operation."""
+    curves = [curve for curve in calibration.curves if curve.op == op]
+    lines = [
+        line
+        for k, curve in enumerate(curves)
+        for line in calibration_lines(calibration, curve, COLOURS[k % len(COLOURS)], f"{curve.world_size} ranks")
+    ]
+    return line_chart(
+        op.replace("_", " "), lines, SIZE, TIME,
+        label=f"Time of {op} over its size", legend=[(line.colour, line.name) for line in lines[::2]],
+    )  # fmt: skip
 
 
 def _latency_ms(curve: Curve) -> float:
@@ -331,7 +140,7 @@ def _collective(document: Document | Sequence[Document], asked: str) -> Sheet:
     )
     name = f"{first['op']}, {first['world_size']} ranks"
     title = f"Predicted time of {name} over its size"
-    chart = line_chart(title, [Line(name, points, "compute", "both")], _SIZE, _TIME, width=760)
+    chart = line_chart(title, [Line(name, points, "compute", "both")], SIZE, TIME, width=760)
     said = ("The band holds 90 % of measured times.",) if first["low_us"] is not None else (first["reason"],)
     cards = (card(name, _us(first["time_us"]), "ms", "smallest size" if len(rows) > 1 else ""),)
     section = Section("times", "Predicted times", said, chart if len(rows) > 1 else None, table)

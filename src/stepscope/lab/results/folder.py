@@ -66,7 +66,7 @@ def bench_results_of(document: dict[str, Any], *, name: str, path: Path) -> Benc
         name=name,
         command=str(document.get("command") or ""),
         series=kept,
-        environment={k: v for k, v in where.items() if isinstance(v, str) or _is_number(v)},
+        environment={k: v for k, v in where.items() if isinstance(v, str) or is_number(v)},
         question=_text(sweep.get("question")),
         advice=tuple(_advice(document, sweep)),
         message=_text(document.get("message")),
@@ -108,12 +108,8 @@ def _series(row: Any, path: Path) -> BenchSeries:
         raise InputError(f"{path}: a series needs name and samples_ms, which a {type(row).__name__} does not have")
     runs = [tuple(round(t * NS_PER_MS) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
     config, summary = (row.get(key) if isinstance(row.get(key), dict) else {} for key in ("config", "summary"))
-    numbers = {k: float(v) for k, v in summary.items() if _is_number(v)}
+    numbers = {k: float(v) for k, v in summary.items() if is_number(v)}
     return BenchSeries(name, tuple(run for run in runs if run), config, numbers)
-
-
-def _is_number(value: object) -> bool:
-    return is_number(value)
 
 
 def _is_time(value: object) -> bool:

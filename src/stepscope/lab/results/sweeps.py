@@ -74,27 +74,6 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """The strategy to use, by how much its time differs from the next, with the 95 % interval, and what is out.
-
-    `against` is what it replaces: the simplest that fits, or a more complicated one that is clearly faster than that;
-    the fastest of the others where it is the simplest itself, None without another. `no_difference`: the interval holds
-    1.
-    """
-
-    series: str
-    reason: str
-    against: str | None
-    time_over: float | None
-    time_over_low: float | None
-    time_over_high: float | None
-    no_difference: bool
-    peak_memory_gb: float | None
-    memory_limit_gb: float | None
-    excluded: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Verdict:
     """All variants and the advice; `chosen` is None where nothing was measured.
 
@@ -105,7 +84,7 @@ class Verdict:
     chosen: str | None
     advice: tuple[str, ...]
     mfu_reason: str | None
-    recommendation: Recommendation | None = None
+    recommendation: Mapping[str, Any] | None = None
 
 
 def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
@@ -125,7 +104,7 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
         limit_gb = limit_bytes / 1e9 if limit_bytes else document["environment"].get("device_memory_gb")
         found = recommendation(every, {name: row["samples_ms"] for name, row in rows.items()}, limit_gb=limit_gb)
         lines = tuple(strategy_sentences(found, every))
-        return Verdict(every, found.series if found else None, lines, mfu_reason, found)
+        return Verdict(every, found["series"] if found else None, lines, mfu_reason, found)
     reference = next(v for v in every if v.name == first["name"])
     rest = [v for v in every if v.change and v is not reference]
     once_of = {v["name"]: v["once"] for v in sweep["variants"] if v.get("once")}
@@ -205,16 +184,10 @@ def change(row: Row, reference: Row, *, tests: int = 1) -> Change:
     return over(row["samples_ms"], reference["samples_ms"], tests=tests).scaled(others / samples)
 
 
-def speed_range(change: Change) -> str:
-    """Return how many times as fast, as a cell of a table."""
-    found = change.inverse()
-    return f"{found.ratio:.2f} x [{found.low:.2f}, {found.high:.2f}]"
-
-
-def speed(change: Change) -> str:
+def speed(change: Change, unit: str = "times as fast") -> str:
     """Return how many times as fast, with the 95 % interval."""
     found = change.inverse()
-    return f"{found.ratio:.2f} times as fast [{found.low:.2f}, {found.high:.2f}] as"
+    return f"{found.ratio:.2f} {unit} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def agreement(
@@ -281,7 +254,7 @@ def _time_advice(
     same = []
     for v in good:
         same += [v.name] if v is not best and _is_equal(change(rows[v.name], rows[best.name])) else []
-    advice = [f"use {best.name}: {speed(best.change)} {reference.name}{_paid_back(reference, best)}"]
+    advice = [f"use {best.name}: {speed(best.change)} as {reference.name}{_paid_back(reference, best)}"]
     advice += [f"as fast within the noise: {', '.join(same)}"] if same else []
     return best.name, advice + caveats
 
@@ -302,7 +275,7 @@ def _memory_advice(reference: VariantResult, rest: Sequence[VariantResult]) -> t
         if _is_equal(v.change):
             return f"{saved} and costs no time beyond the noise"
         if v.change.faster:
-            return f"{saved} and is {speed(v.change)} {reference.name}"
+            return f"{saved} and is {speed(v.change)} as {reference.name}"
         low, high = 100 * (v.change.low - 1), 100 * (v.change.high - 1)
         return f"{saved} for {cost_pct(v):+.0f} % of time [{low:+.0f}, {high:+.0f}]"
 
@@ -350,7 +323,7 @@ def _size_advice(
     chosen = next(v for v in faster if v is best or about_as_fast(v))
     larger = "" if chosen is sizes[-1] else f"; larger ones are not {_WORTH_PCT:.0f} % faster beyond the noise"
     assert chosen.change is not None
-    won = f"per sample {speed(chosen.change)} {reference.name}"
+    won = f"per sample {speed(chosen.change)} as {reference.name}"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]
 
 
@@ -359,7 +332,7 @@ def _communication_saved(
 ) -> list[str]:
 
     def gained(found: Change) -> str:
-        return f"{'' if found.slower or found.faster else 'no faster or slower beyond the noise: '}{speed(found)}"
+        return f"{'' if found.slower or found.faster else 'no faster or slower beyond the noise: '}{speed(found)} as"
 
     lines = []
     for v in rest:
@@ -397,7 +370,7 @@ def _why_none_is_faster(rest: Sequence[VariantResult]) -> str:
         return "nothing else was measured"
 
     def short(v: VariantResult) -> str:
-        return speed_range(v.change) if v.change else "?"
+        return speed(v.change, "x") if v.change else "?"
 
     excluded = [f"{v.name} ({short(v)})" for v in rest if v.out and v.change and v.change.faster]
     if excluded:
@@ -438,8 +411,13 @@ def _paid_back(reference: VariantResult, best: VariantResult) -> str:
 
 def recommendation(
     variants: Sequence[VariantResult], runs: Mapping[str, Runs], *, limit_gb: float | None
-) -> Recommendation | None:
-    """Return the strategy to use, of variants from simple to complicated; None where all are out."""
+) -> dict[str, Any] | None:
+    """Return the strategy to use as JSON, of variants from simple to complicated; None where all are out.
+
+    `against` is what it replaces: the simplest that fits, or a more complicated one that is clearly faster than that;
+    the fastest of the others where it is the simplest itself, None without another. `time_over` is its time over that
+    one's, with the 95 % interval; `no_difference`: the interval holds 1.
+    """
     excluded = {v.name: why for v in variants if (why := _why_out(v, limit_gb))}
     able = [v for v in variants if v.name not in excluded]
     if not able:
@@ -462,18 +440,18 @@ def recommendation(
         why = "nothing else can be used"
     else:
         why = f"the simplest{' that can' if barred else ''}; nothing is clearly faster"
-    return Recommendation(
-        series=chosen.name,
-        reason=f"{' and '.join(barred)} cannot be used; {why}" if barred else why,
-        against=against.name if against else None,
-        time_over=margin.ratio if margin else None,
-        time_over_low=margin.low if margin else None,
-        time_over_high=margin.high if margin else None,
-        no_difference=margin is not None and not (margin.slower or margin.faster),
-        peak_memory_gb=chosen.peak_memory_gb,
-        memory_limit_gb=limit_gb,
-        excluded=excluded,
-    )
+    return {
+        "series": chosen.name,
+        "reason": f"{' and '.join(barred)} cannot be used; {why}" if barred else why,
+        "against": against.name if against else None,
+        "time_over": margin.ratio if margin else None,
+        "time_over_low": margin.low if margin else None,
+        "time_over_high": margin.high if margin else None,
+        "no_difference": margin is not None and not (margin.slower or margin.faster),
+        "peak_memory_gb": chosen.peak_memory_gb,
+        "memory_limit_gb": limit_gb,
+        "excluded": excluded,
+    }
 
 
 def _fastest(variants: Sequence[VariantResult]) -> VariantResult | None:
@@ -490,22 +468,22 @@ def _why_out(v: VariantResult, limit_gb: float | None) -> str | None:
     return None
 
 
-def strategy_sentences(found: Recommendation | None, variants: Sequence[VariantResult]) -> list[str]:
+def strategy_sentences(found: Mapping[str, Any] | None, variants: Sequence[VariantResult]) -> list[str]:
     """Return the recommendation in words: what to use and why, its margin, its memory, and what is out."""
     if found is None:
         return ["no strategy fits and computes the same; `stepscope predict strategy` covers other devices"]
-    lines = [f"use {found.series}: {found.reason}"]
-    if found.against is not None and found.time_over is not None:
-        interval = f"[{found.time_over_low:.2f}, {found.time_over_high:.2f}]"
-        noise = "no difference beyond the noise: " if found.no_difference else ""
-        lines.append(f"{noise}its step takes {found.time_over:.2f} x {interval} the time of {found.against}")
-    if found.peak_memory_gb:
-        of = f" of {_size(found.memory_limit_gb)}" if found.memory_limit_gb else ""
-        able = {v.name: v.peak_memory_gb for v in variants if v.name not in found.excluded and v.peak_memory_gb}
+    lines = [f"use {found['series']}: {found['reason']}"]
+    if found["against"] is not None and found["time_over"] is not None:
+        interval = f"[{found['time_over_low']:.2f}, {found['time_over_high']:.2f}]"
+        noise = "no difference beyond the noise: " if found["no_difference"] else ""
+        lines.append(f"{noise}its step takes {found['time_over']:.2f} x {interval} the time of {found['against']}")
+    if found["peak_memory_gb"]:
+        of = f" of {_size(found['memory_limit_gb'])}" if found["memory_limit_gb"] else ""
+        able = {v.name: v.peak_memory_gb for v in variants if v.name not in found["excluded"] and v.peak_memory_gb}
         least = min(able, key=able.__getitem__)
-        less = "" if least == found.series else f"; least: {least} with {_size(able[least])}"
-        lines.append(f"it takes {_size(found.peak_memory_gb)}{of} a rank{less}")
+        less = "" if least == found["series"] else f"; least: {least} with {_size(able[least])}"
+        lines.append(f"it takes {_size(found['peak_memory_gb'])}{of} a rank{less}")
     else:
         lines.append("memory is not known here")
     measured = {v.name for v in variants if v.step_ns is not None}
-    return lines + [f"{name} is out: {why}" for name, why in found.excluded.items() if name in measured]
+    return lines + [f"{name} is out: {why}" for name, why in found["excluded"].items() if name in measured]

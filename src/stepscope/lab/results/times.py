@@ -7,7 +7,6 @@ weak scaling     the same work for every rank:   T1 / TN
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import exp, inf, isnan, nan
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from stepscope.records import dataclass
 from stepscope.stats.change import Change, paired
 from stepscope.stats.robust import interval, mad_sigma, slow_start
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, ms
 
 _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
@@ -41,16 +40,10 @@ class Doubt:
 class BenchTimes:
     """The step time of one series over all its runs."""
 
-    num_runs: int
-    num_steps: int
-    mean_ns: int
-    std_ns: int
     median_ns: int
     low_ns: int
     #: 95 % interval of the median
     high_ns: int
-    #: measured steps at the start of a run that still belong to the warm-up, in the worst run
-    slow_steps: int
     doubts: tuple[Doubt, ...]
 
     @property
@@ -64,21 +57,11 @@ def bench_times(samples_ms: Sequence[Sequence[float]], *, warmup_steps: int = 0)
     runs = [np.asarray(run, float) for run in samples_ms if len(run)]
     if not runs:
         return None
-    every = np.concatenate(runs)
-    middle_ms = float(np.median(every))
+    middle_ms = float(np.median(np.concatenate(runs)))
     low_ms, high_ms = _interval_ms(runs, middle_ms)
-    found = BenchTimes(
-        num_runs=len(runs),
-        num_steps=len(every),
-        mean_ns=_ns(every.mean()),
-        std_ns=_ns(every.std(ddof=1)) if len(every) > 1 else 0,
-        median_ns=_ns(middle_ms),
-        low_ns=_ns(low_ms),
-        high_ns=_ns(high_ms),
-        slow_steps=max(slow_start(run) for run in runs),
-        doubts=(),
-    )
-    return replace(found, doubts=tuple(_doubts(found, runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)))
+    doubts = _doubts(runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)
+    median, low, high = (round(t * NS_PER_MS) for t in (middle_ms, low_ms, high_ms))
+    return BenchTimes(median, low, high, tuple(doubts))
 
 
 def over(samples_ms: Runs, reference_ms: Runs, *, tests: int = 1) -> Change:
@@ -95,29 +78,25 @@ def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float
     return max(low_ms, float(every.min())), min(high_ms, float(every.max()))
 
 
-def _ns(time_ms: float) -> int:
-    return round(float(time_ms) * NS_PER_MS)
-
-
 def _log_median(rows: Floats) -> Floats:
     return np.asarray(np.log(np.median(rows, axis=-1)))
 
 
-def _doubts(
-    found: BenchTimes, runs: Sequence[Floats], warmup_steps: int, middle_ms: float, half_ms: float
-) -> list[Doubt]:
+def _doubts(runs: Sequence[Floats], warmup_steps: int, middle_ms: float, half_ms: float) -> list[Doubt]:
     every = np.concatenate(runs)
+    # measured steps at the start of a run that still belong to the warm-up, in the worst run
+    slow = max(slow_start(run) for run in runs)
     middles = [float(np.median(run)) for run in runs]
     spread_pct = 100 * mad_sigma(every) / middle_ms
     apart_pct = 100 * (max(middles) / min(middles) - 1)
     half_pct = 100 * half_ms / middle_ms
-    more = warmup_steps + 2 * found.slow_steps
+    more = warmup_steps + 2 * slow
     slowest = every.max() / middle_ms
     known = (
         (len(every) < _MIN_STEPS_TO_JUDGE, f"only {len(every)} steps were measured", "measure more steps or runs"),
         (
-            found.slow_steps > 0,
-            f"a run's first {found.slow_steps} measured steps are slower, try {more} warm-up steps",
+            slow > 0,
+            f"a run's first {slow} measured steps are slower, try {more} warm-up steps",
             "the warm-up was too short: more --warmup-epochs",
         ),
         (
@@ -140,23 +119,11 @@ def _doubts(
     return [Doubt(evidence, remedy) for doubtful, evidence, remedy in known if doubtful]
 
 
-@dataclass(frozen=True)
-class ScalingPoint:
-    """One world size of one mode."""
+def scaling(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each row's efficiency with its 95 % interval, and the speed-up of the whole job's throughput.
 
-    mode: str
-    world_size: int
-    median_ns: int | None
-    #: of the whole job's throughput over that of the smallest world size
-    speedup: float
-    efficiency: float
-    low: float
-    #: 95 % interval of the efficiency
-    high: float
-
-
-def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
-    """Return the efficiency of each row, against the smallest world size of its mode (1, where it was measured)."""
+    They are against the smallest world size of the mode.
+    """
     found = []
     for mode in dict.fromkeys(row["config"]["mode"] for row in rows):
         mine = sorted((r for r in rows if r["config"]["mode"] == mode), key=lambda r: int(r["config"]["world_size"]))
@@ -164,18 +131,18 @@ def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
     return found
 
 
-def _scaled(row: dict[str, Any], first: dict[str, Any]) -> ScalingPoint:
+def _scaled(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     mode, ranks = row["config"]["mode"], int(row["config"]["world_size"])
     more = ranks / int(first["config"]["world_size"])
     found = over(row["samples_ms"], first["samples_ms"])
     share = more if mode == "strong" else 1.0
     times = bench_times(row["samples_ms"])
-    return ScalingPoint(
-        mode=mode,
-        world_size=ranks,
-        median_ns=times.median_ns if times else None,
-        speedup=(1.0 if mode == "strong" else more) / found.ratio,
-        efficiency=1 / (share * found.ratio),
-        low=1 / (share * found.high),
-        high=1 / (share * found.low),
-    )
+    return {
+        "mode": mode,
+        "world_size": ranks,
+        "median_ms": ms(times.median_ns) if times else None,
+        "speedup": (1.0 if mode == "strong" else more) / found.ratio,
+        "efficiency": 1 / (share * found.ratio),
+        "low": 1 / (share * found.high),
+        "high": 1 / (share * found.low),
+    }

@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from stepscope.contract.lateness import median
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import (
+    CORE_WAITS,
     RUN_JSON,
     SCHEMA,
     TELEMETRY,
@@ -106,17 +107,20 @@ _OF_A_RANK = (
 )
 
 
-def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> Facts:
+def run_description(found: Sequence[Facts], *, world_size: int, ended: bool) -> Facts:
     """Return the content of run.json from the facts of the ranks that left some, in order of rank."""
     job = {name: next((f[name] for f in found if f.get(name) is not None), None) for name in _OF_THE_JOB}
     created_ns = min((f["created_ns"] for f in found if "created_ns" in f), default=time.time_ns())
     flops = _flops(found, world_size)
     tokens = {name: _whole_job(found, name, world_size) for name in ("tokens_per_step", "samples_per_step")}
+    failure = _first_failure(found)
     return {
         "schema": SCHEMA,
         "created": datetime.datetime.fromtimestamp(created_ns / 1e9, tz=datetime.UTC).isoformat(timespec="seconds"),
         "created_ns": created_ns,
-        "finished": finished,
+        "ended": ended,
+        "finished": ended and failure is None,
+        "failure": failure,
         **job,
         "world_size": world_size,
         "missing_ranks": sorted(set(range(world_size)) - {f["rank"] for f in found}),
@@ -126,7 +130,7 @@ def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) 
         **tokens,
         **_unprofiled(found),
         "windows": _windows(found),
-        "warnings": _warnings(found),
+        "warnings": [*([failure] if failure else []), *_changed_steps(found)],
         "ranks": {
             str(f["rank"]): {**{name: f.get(name) for name in _OF_A_RANK}, "flops": f.get("flops"), "steps": f["steps"]}
             for f in found
@@ -189,24 +193,24 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
     return out
 
 
-def _warnings(found: Sequence[Facts]) -> list[str]:
-    return [*_killed_first(found), *_changed_steps(found)]
-
-
 # ranks that one signal ends are gone within this
 _TOGETHER_NS = 10_000_000
 
 
-def _killed_first(found: Sequence[Facts]) -> list[str]:
+def _first_failure(found: Sequence[Facts]) -> str | None:
+    """Return how training failed: the rank that ended first, and how; None where all ranks ended by themselves."""
     ended = [f for f in found if f.get("ended_ns") and (f["ended"] == "killed" or f.get("failure"))]
     ended.sort(key=lambda f: f["ended_ns"])
-    if not ended or ended[0]["ended"] != "killed":  # the traceback shows the other cause
-        return []
+    if not ended:
+        return None
     first, later = ended[0], ended[1:]
+    steps = f"after {first['steps']['count']} steps"
+    if first["ended"] != "killed":
+        return f"rank {first['rank']} failed with {first['failure']}, {steps}"
     together = [f for f in later if f["ended"] == "killed" and f["ended_ns"] - first["ended_ns"] < _TOGETHER_NS]
     if together:
-        return [f"{1 + len(together)} ranks were killed at the same time, after {first['steps']['count']} steps"]
-    return [f"rank {first['rank']} was killed{' first' if later else ''}, after {first['steps']['count']} steps"]
+        return f"{1 + len(together)} ranks were killed at the same time, {steps}"
+    return f"rank {first['rank']} was killed{' first' if later else ''}, {steps}"
 
 
 def _changed_steps(found: Sequence[Facts]) -> list[str]:
@@ -456,6 +460,7 @@ class Writer:
             {**settings.get("live", {}), "pid": self.parent}, rank=self.rank, world_size=self.world_size, tell=_reply
         )
         self.telemetry: Any = None
+        self.core_waits: Any = None
         self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         hold_scratch(Path(settings["scratch"]))  # it outlives the process that made it
         self.packer = threading.Thread(target=self._pack_all, daemon=True)
@@ -511,7 +516,7 @@ class Writer:
             return
         self._close_log()
         try:
-            self.retries.until_done(self._write_telemetry)
+            self.retries.until_done(self._write_readings)
         except OSError:
             self.retries.lost_files.append(rank_file(self.rank, TELEMETRY))
         with contextlib.suppress(OSError):  # no process is left to report to; run.json then lacks this rank
@@ -551,7 +556,11 @@ class Writer:
             self.facts.update(message)
             self.live.facts(message)
             if message.pop("window_complete", False):
+                if self.core_waits is not None:
+                    self.core_waits.end()
                 self.jobs.put({"do": "report"})
+        elif do == "window soon":
+            self._watch_core(message["thread"])
         elif do == "checkpoint":
             if self.checkpoints and self.checkpoints[-1][:2] == message["entry"][:2]:  # the same one, which has ended
                 self.checkpoints.pop()
@@ -568,6 +577,14 @@ class Writer:
         self.facts["network"] = network_speeds()
         self.telemetry = Telemetry(self.facts["device"], reads_host=not self.facts.get("local_rank"))
         self.live.meter(self.telemetry.reading)
+
+    def _watch_core(self, native_id: int) -> None:
+        if self.world_size > 1 or (self.facts.get("device") or {}).get("kind") != "cpu":
+            return  # what a device computes needs no core, and ranks need one clock for all
+        from stepscope.record.helper.core_waits import CoreWaits
+
+        self.core_waits = self.core_waits or CoreWaits()
+        self.core_waits.begin(self.parent, native_id)
 
     def _claim(self, message: dict[str, Any]) -> None:
         try:
@@ -647,7 +664,7 @@ class Writer:
                 continue
             if job["do"] == "report":
                 try:
-                    self._write_telemetry()
+                    self._write_readings()
                     self._write_facts(over=False)
                     if self.rank == 0:
                         self._write_run_json(self._facts_of_all(over=False), over=False)
@@ -668,10 +685,12 @@ class Writer:
             with contextlib.suppress(OSError):
                 Path(job["plain"]).unlink()
 
-    def _write_telemetry(self) -> None:
+    def _write_readings(self) -> None:
         if self.telemetry is not None and self.folder is not None:
             self.facts["energy_unknown"] = self.telemetry.reasons or None
             self.telemetry.write(self.folder / rank_file(self.rank, TELEMETRY))
+        if self.core_waits is not None and self.folder is not None:
+            self.core_waits.write(self.folder / rank_file(self.rank, CORE_WAITS))
 
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None
@@ -692,7 +711,7 @@ class Writer:
 
     def _write_run_json(self, found: list[dict[str, Any]], *, over: bool) -> None:
         assert self.folder is not None
-        text = run_description(found, world_size=self.world_size, finished=over)
+        text = run_description(found, world_size=self.world_size, ended=over)
         place_whole(json.dumps(text, indent=1).encode() + b"\n", self.folder / RUN_JSON)
 
     def _facts_of_all(self, *, over: bool) -> list[dict[str, Any]]:

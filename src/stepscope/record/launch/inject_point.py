@@ -57,22 +57,11 @@ def begin() -> None:
 
 
 def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
-    from stepscope.record.rank import place_of_process
     from stepscope.record.session import Recorder, current
 
     if torch.utils.data.get_worker_info() is not None or current() is not None:
         return None
     recorder = Recorder.start(config)
-    if config.track and place_of_process().rank == 0:
-        from stepscope.record.tracker import RunFollower
-
-        follower = RunFollower(
-            list(config.track),
-            folder=lambda: recorder.run_folder,
-            world_size=lambda: place_of_process().world_size,
-            batch=hooks.learned.batch,
-        )
-        samplers = [*samplers, follower]
     for sampler in samplers:
         recorder.add_sampler(sampler)
     return recorder

@@ -71,7 +71,7 @@ def recorded_in(folder: Path) -> RecordedRun:
         ranks=ranks,
         steps=in_log,
         steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
-        described=bool(description.get("finished")),
+        described=bool(description.get("ended")),
         traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
         window=_profiled_steps(written[0]) if written else None,
         shortened=_why_shortened(written[0]) if written else None,

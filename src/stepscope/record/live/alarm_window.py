@@ -26,8 +26,7 @@ from stepscope.contract.live import (
     straggler_states,
 )
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import counts, times_of_lines
-from stepscope.contract.step_log import GrowingLog
+from stepscope.contract.step_line import GrowingLog, counts, times_of_lines
 from stepscope.units import ms
 
 STEPS_PER_LOOK = 20

@@ -7,22 +7,12 @@ import contextlib
 import socket
 import threading
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, TypeGuard
 
 from stepscope.bounded_server import LOOPBACK, BoundedHandler, BoundedServer
-from stepscope.contract.step_line import (
-    CHECKPOINT,
-    COMPILATION,
-    DATA_LOADING,
-    EVALUATION,
-    FIRST_STEPS,
-    LONG_STEP,
-    waited_ns,
-)
+from stepscope.contract.step_line import waited_ns
 from stepscope.errors import UsageError
 
 # Metrics of a rank: sums over its step log so far. What was never in a line is left out, not 0.
@@ -66,8 +56,6 @@ _METRICS = {
         ("samples", SUM, "", "Samples of this rank, if its loop reports them."),
         ("tokens", SUM, "", "Tokens of this rank, if its loop reports them."),
         ("flops", SUM, "", "Floating-point operations of this rank, where they were counted."),
-        ("job.time", GAUGE, "s", "Time of this process so far by part of the job."),
-        ("job.goodput", GAUGE, "", "Productive steps of the time since this process started, 0 to 1."),
         ("job.attempt", GAUGE, "", "Elastic restarts before this process."),
         (
             "energy",
@@ -106,7 +94,6 @@ class Metrics:
         self._regions_ns: dict[str, int] = {}
         self._own_ns = 0
         self._per_step: dict[str, int] = {}
-        self._job = JobTime()
         #: the energy so far, once it is measured
         self.reading: Callable[[], Mapping[str, Any]] = dict
 
@@ -123,7 +110,6 @@ class Metrics:
     def line(self, line: Mapping[str, Any]) -> None:
         """Take in one line of the step log, its header included; others are passed over."""
         step, dur_ns = line.get("step"), line.get("dur_ns")
-        self._job.line(line)
         if not _is_count(step) or not _is_count(dur_ns):
             return
         self._add("steps", 1)
@@ -163,10 +149,6 @@ class Metrics:
         if "own.steps" in self._sums:
             found.append(("own.time", (), self._own_ns / 1e9))
         found += [(name, (), value) for name, value in list(self._gauges.items())]
-        parts_ns = self._job.parts_ns()
-        found += [("job.time", (("part", part),), ns / 1e9) for part, ns in parts_ns.items()]
-        if parts_ns and self._job.age_ns > 0:
-            found.append(("job.goodput", (), parts_ns["productive"] / self._job.age_ns))
         read = self.reading()
         for name, field, labels in (
             ("energy", "energy_j", (("device", str(read.get("device"))),)),
@@ -187,63 +169,6 @@ class Metrics:
 
     def _add(self, name: str, amount: int) -> None:
         self._sums[name] = self._sums.get(name, 0) + amount
-
-
-_JOB_PARTS = {EVALUATION: "evaluation", CHECKPOINT: "checkpoint_save", COMPILATION: "compile", DATA_LOADING: "slowed"}
-
-
-class JobTime:
-    """The ledger of this process so far, as `stepscope job` has it at the end; waits for other ranks are not split."""
-
-    def __init__(self) -> None:
-        self.age_ns = 0
-        self._began_ns: int | None = None
-        self._parts_ns = dict.fromkeys(
-            ("startup", "productive", "compile", "slowed", "evaluation", "checkpoint_save"), 0
-        )
-        self._first: list[int] = []
-        self._recent: deque[int] = deque(maxlen=200)
-        self._usual_ns, self._count = 0.0, 0
-
-    def line(self, line: Mapping[str, Any]) -> None:
-        """Take in a line of the step log, or its header."""
-        step, dur_ns, end_ns = (line.get(name) for name in ("step", "dur_ns", "end_ns"))
-        if not _is_count(step) or not _is_count(dur_ns) or not _is_count(end_ns):
-            began = _mapping(line.get("lifetime")).get("process_ns")
-            self._began_ns = began if _is_count(began) else self._began_ns
-            return
-        if self._began_ns is None:
-            return
-        if not self._count:
-            self._parts_ns["startup"] = max(0, end_ns - dur_ns - self._began_ns)
-        self.age_ns = end_ns - self._began_ns
-        train_ns = dur_ns
-        for region, part in _JOB_PARTS.items():
-            ns = _mapping(_mapping(line.get("regions")).get(region)).get("ns")
-            if _is_count(ns):
-                self._parts_ns[part] += ns
-                train_ns -= ns
-        train_ns = max(0, train_ns)
-        self._count += 1
-        if step < FIRST_STEPS:
-            self._first.append(train_ns)
-            return
-        self._recent.append(train_ns)
-        if self._count % 20 == FIRST_STEPS + 1 or self._count < 20:
-            self._usual_ns = median(self._recent)
-        slowed_ns = train_ns - self._usual_ns if train_ns > LONG_STEP * self._usual_ns else 0.0
-        self._parts_ns["slowed"] += int(slowed_ns)
-        self._parts_ns["productive"] += train_ns - int(slowed_ns)
-
-    def parts_ns(self) -> dict[str, float]:
-        """Return the time by part, empty where the start of the process or the usual step is not known yet."""
-        if self._began_ns is None or not self._usual_ns:
-            return {}
-        first = [min(ns, self._usual_ns) for ns in self._first]
-        found: dict[str, float] = dict(self._parts_ns)
-        found["productive"] += sum(first)
-        found["compile"] += sum(self._first) - sum(first)
-        return found
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

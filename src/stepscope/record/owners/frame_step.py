@@ -129,6 +129,7 @@ def _node(event: Any, function: Any) -> Any:
 #     python                before a: f's lines; before c: f's and g's; after c: f's
 #
 # Depth counts operators and annotations by time. Python time continues inside an annotation: only operators end it.
+# The time holds what watching costs: so much at the begin of each call that a line makes, so much at its end.
 
 
 def _threads_of(
@@ -159,7 +160,7 @@ def _threads_of(
                 "module": [module_number(event.module) for event in operators],
                 "sequence": [event.sequence for event in operators],
                 "step": [step] * len(operators),
-                "python": [[i, stack_number(stack), ns] for i, stack, ns in _Gaps().of(own) if stack],
+                "python": [[i, stack_number(stack), ns, calls] for i, stack, ns, calls in _Gaps().of(own) if stack],
             }
         )
     return out
@@ -189,9 +190,10 @@ class _Gaps:
         self._seen = 0  # operators and annotations
         self._now_ns = 0
         self._gap: dict[int, int] = {}
-        self._out: list[tuple[int, int, int]] = []
+        self._calls: dict[int, int] = {}  # begins and ends of calls
+        self._out: list[tuple[int, int, int, int]] = []
 
-    def of(self, events: list[Event]) -> list[tuple[int, int, int]]:
+    def of(self, events: list[Event]) -> list[tuple[int, int, int, int]]:
         for event in events:
             self._close_until(event.start_ns)
             self._pass(event.start_ns, coming=event if event.name is None else None)
@@ -207,8 +209,11 @@ class _Gaps:
 
     def _close_until(self, at_ns: int | None) -> None:
         while self._open and (at_ns is None or self._open[-1].event.end_ns <= at_ns):
-            self._pass(self._open[-1].event.end_ns, coming=None)
+            ended = self._open[-1]
+            self._pass(ended.event.end_ns, coming=None)
             self._operators_open -= self._open.pop().event.name is not None
+            if ended.event.name is None:
+                self._count_call(ended.stack if ended.stack is not None else ended.event.own_stack)
 
     def _pass(self, until_ns: int, *, coming: Event | None) -> None:
         top = self._open[-1] if self._open else None
@@ -217,14 +222,19 @@ class _Gaps:
             self._gap[before] = self._gap.get(before, 0) + until_ns - self._now_ns
         if top is not None and coming is not None:
             top.stack = coming.stack
+            self._count_call(coming.stack)
         self._now_ns = max(self._now_ns, until_ns)
+
+    def _count_call(self, stack: int) -> None:
+        if not self._operators_open:
+            self._calls[stack] = self._calls.get(stack, 0) + 1
 
     def _end_gap(self) -> None:
         if self._gap:
             largest = max(self._gap, key=lambda stack: self._gap[stack])
             kept = {s: ns for s, ns in self._gap.items() if ns >= 1_000 or s == largest}
-            self._out += [(self._seen, stack, ns) for stack, ns in kept.items()]
-            self._gap = {}
+            self._out += [(self._seen, stack, ns, self._calls.get(stack, 0)) for stack, ns in kept.items()]
+        self._gap, self._calls = {}, {}
 
 
 # The text of the user's files that occur in frames, copied to where the helper takes it into the run folder.

@@ -115,6 +115,8 @@ def _ranks(report: Document) -> Iterator[str]:
     yield f"{read} of {of} ranks read, {events:,} events, {steps} recorded step{'' if steps == 1 else 's'}"
     if run.get("asked_by"):
         yield f"window {run['window']} of the job, triggered by: {run['asked_by']}"
+    if run.get("failure"):
+        yield f"the job failed: {run['failure']}"
     by_order = [r["rank"] for r in report["ranks"] if r.get("rank_source") == "order"]
     if by_order and read > 1:
         yield f"{len(by_order)} ranks are numbered by the order of their files, which do not contain a rank"

@@ -1,7 +1,7 @@
 """What differs between two sides of runs or benchmarks, from the JSON of `stepscope compare`."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stepscope.contract.names import LOSSES, PARTS
 from stepscope.report.sheet import (
@@ -11,6 +11,7 @@ from stepscope.report.sheet import (
     Sheet,
     Values,
     card,
+    picture,
     section_of,
     table_of,
     unit_text,
@@ -97,7 +98,7 @@ def _run_sections(document: Document, lanes: "Sequence[Drawing]") -> list[Sectio
     code, losses = document["code"], [r for r in document["waterfall"] if r["a_pct_of_peak"] or r["b_pct_of_peak"]]
     counts = [sum(sign * r["change"] > 0 for r in code) for sign in (1, -1)]
     several = max(len(document[side]["runs"]) for side in _SIDES) > 1
-    steps = Section("steps", "Step times", (), _drawn("step_times", document))
+    steps = Section("steps", "Step times", (), picture("html.compare", "step_times", document))
     timelines = Section(
         "timelines",
         "One step of each side, on one scale",
@@ -197,9 +198,9 @@ def _budget(document: Document) -> list[Section]:
         rows, ("part", "text", lambda r: PARTS[r["part"]]), *_CHANGE[:3], ("verdict", "verdict", _differs), *_CHANGE[3:]
     )
     said = f"Per step, mean over ranks; all parts together: {total}."
-    pictures = _drawn("both_budgets", ordered), _drawn("changes", rows)
+    both, changes = picture("html.compare", "both_budgets", ordered), picture("html.compare", "changes", rows)
     title = "Where the difference went"
-    return [Section("budget", title, (said,), pictures[0], table, pictures[1:])] if rows else []
+    return [Section("budget", title, (said,), both, table, (changes,))] if rows else []
 
 
 _METRIC: tuple[Column, ...] = (
@@ -236,14 +237,4 @@ def _bench_sections(document: Document) -> list[Section]:
         ("p", "number", "p_value"),
         ("runs", "text", lambda r: ", ".join(map(str, r["num_runs"]))),
     )
-    return [Section("series", "Series of both sides", tuple(lines), _drawn("changes", rows), table)]
-
-
-def _drawn(name: str, *given: Any) -> Callable[[], "Drawing | None"]:
-    def draw() -> "Drawing | None":
-        from stepscope.report.html import compare
-
-        drawn: Drawing | None = getattr(compare, name)(*given)
-        return drawn
-
-    return draw
+    return [Section("series", "Series of both sides", tuple(lines), picture("html.compare", "changes", rows), table)]

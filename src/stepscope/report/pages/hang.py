@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stepscope.report.sheet import Document, Section, Sheet, card, section_of, table_of
-from stepscope.run.rank import rank_ranges
+from stepscope.units import rank_ranges
 
 if TYPE_CHECKING:
     from stepscope.report.drawing import Drawing

@@ -40,7 +40,7 @@ def health_sheet(document: Document, *, guides: bool = False) -> Sheet:
         title=f"Health of {run['name']}",
         facts=tuple(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts),
         cards=tuple(_cards(document)),
-        sections=(*gates, *_ranks(document), *_checks(document["checks"]), *none, *applying),
+        sections=(*gates, *ranks_section(document), *_checks(document["checks"]), *none, *applying),
     )
 
 
@@ -59,11 +59,12 @@ def _cards(document: Document) -> list[Values]:
     return cards
 
 
-def _ranks(document: Document) -> list[Section]:
+def ranks_section(document: Document) -> list[Section]:
+    """Return the parts of the step by rank."""
     late = {one["rank"]: one for one in document["stragglers"]}
     rows = []
     for rank in document["ranks"]:
-        if parts := rank["budget_ms_per_step"]:
+        if parts := rank.get("budget_ms_per_step"):
             times = {name: sum(parts.get(part, 0.0) for part in of) for name, of in _COLUMNS.items()}
             cause = late[rank["rank"]]["cause"] if rank["rank"] in late else ""
             rows.append({"rank": rank["rank"], "whole": sum(times.values()), **times, "late": cause})

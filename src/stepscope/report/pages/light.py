@@ -19,8 +19,24 @@ _PERCENTS = {"sm_pct": "SM", "dram_pct": "DRAM", "tensor_pct": "tensor", "occupa
 
 def steps_sheet(document: dict[str, Any], series: "Series | None") -> Sheet:
     """Return the page of a run, from the report's JSON (`light_json`) and the job's steps in order."""
-    run, ranks = document["run"], _late_first(document)
+    run = document["run"]
     facts = [f"{run['num_ranks']} rank{'s' * (run['num_ranks'] != 1)}", f"{run['num_steps']} steps", "no trace"]
+    return Sheet(
+        title=run["name"],
+        facts=(*facts, *(str(run[k]) for k in ("device", "backend", "torch") if run[k])),
+        cards=_steps_cards(document),
+        sections=(
+            *_over_the_run(document, series),
+            *regions_section(document),
+            *measured_kernels(document),
+        ),
+        notes=tuple(document["warnings"]),
+    )
+
+
+def regions_section(document: Document) -> list[Section]:
+    """Return the regions of the step by rank."""
+    ranks = _late_first(document)
     names = list(dict.fromkeys(name for rank in ranks for name in rank["regions_ms"]))
     table = table_of(
         ranks,
@@ -31,16 +47,20 @@ def steps_sheet(document: dict[str, Any], series: "Series | None") -> Sheet:
         ("host", "text", "host"),
     )
     said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
-    return Sheet(
-        title=run["name"],
-        facts=(*facts, *(str(run[k]) for k in ("device", "backend", "torch") if run[k])),
-        cards=_steps_cards(document),
-        sections=(
-            *_over_the_run(document, series),
-            Section("ranks", "Regions of the step by rank", (said,), lambda: _regions(ranks), table),
-            *_measured(document),
-        ),
-        notes=tuple(document["warnings"]),
+    return [Section("ranks", "Regions of the step by rank", (said,), lambda: _regions(ranks), table)]
+
+
+def nccl_calls_section(logs: Sequence[Document]) -> list[Section]:
+    """Return the collectives in NCCL's logs."""
+    return section_of(
+        "nccl-calls",
+        "Collectives in the NCCL log",
+        "",
+        nccl_calls(logs),
+        ("operation", "text", "op"),
+        ("size", "bytes", "size_bytes"),
+        ("calls of a rank", "count", "calls"),
+        ("algorithm", "text", "algorithm"),
     )
 
 
@@ -58,14 +78,7 @@ def files_sheet(document: dict[str, Any]) -> Sheet:
         )
         sections.append(Section("hang", "Flight recorder", tuple(hang["conclusions"]), table=calls))
     if logs:
-        calls = table_of(
-            nccl_calls(logs),
-            ("operation", "text", "op"),
-            ("size", "bytes", "size_bytes"),
-            ("calls of a rank", "count", "calls"),
-            ("algorithm", "text", "algorithm"),
-        )
-        sections.append(Section("nccl", "NCCL log", tuple(nccl_facts(logs)), table=calls))
+        sections += [Section("nccl", "NCCL log", tuple(nccl_facts(logs))), *nccl_calls_section(logs)]
     sections += section_of(
         "collectives",
         "NCCL inspector",
@@ -79,7 +92,7 @@ def files_sheet(document: dict[str, Any]) -> Sheet:
         ("group", "text", "group_desc"),
     )
     files = document["files"]
-    sections += _measured(document)
+    sections += measured_kernels(document)
     columns = (("file", "text", "file"), ("format", "text", "format"), ("rank", "rank", "rank"))
     sections += section_of("files", "Files", "", files, *columns)
     cards = [card("Files", len(files), "count", "of other tools; no trace")]
@@ -93,7 +106,7 @@ def _region(name: str) -> Callable[[Document], Value]:
     return lambda rank: rank["regions_ms"].get(name)
 
 
-def _late_first(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _late_first(document: Document) -> list[dict[str, Any]]:
     late = [s["rank"] for s in document["stragglers"]]
     return sorted(document["ranks"], key=lambda r: late.index(r["rank"]) if r["rank"] in late else len(late))
 
@@ -132,7 +145,8 @@ def _over_the_run(document: dict[str, Any], series: "Series | None") -> list[Sec
     return [Section("steps", "Steps over the run", (said,), lambda: _step_times(known), table)]
 
 
-def _measured(document: dict[str, Any]) -> list[Section]:
+def measured_kernels(document: Document) -> list[Section]:
+    """Return the kernels that Nsight Compute measured."""
     said = "As Nsight Compute measured them, each launch alone and with fixed clocks: not the times of training."
     return section_of(
         "kernels",

@@ -1,14 +1,10 @@
 """Memory of a run or of snapshots, from the JSON of `stepscope memory`: peaks by category and holder, gaps, growth."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from stepscope.contract.names import category_name
-from stepscope.report.sheet import Document, Section, Sheet, Values, card, section_of, table_of
+from stepscope.report.sheet import Document, Section, Sheet, Values, card, picture, section_of, table_of
 from stepscope.units import readable_bytes
-
-if TYPE_CHECKING:
-    from stepscope.report.drawing import Drawing
 
 _MAX_SNAPSHOTS = 8
 _MAX_SIZES = 12
@@ -89,9 +85,8 @@ def _snapshot_cards(shown: Sequence[Document]) -> list[Values]:
 
 def _traced(document: Document, of: Document) -> list[Section]:
     peak, reasons = of["peak"], of["reasons"]
-    pictures = tuple(
-        _drawn(name, document) for name in ("memory_of_fullest", "memory_peak", "memory_over_steps", "memory_over_run")
-    )
+    names = ("memory_of_fullest", "memory_peak", "memory_over_steps", "memory_over_run")
+    pictures = tuple(picture("pictures", name, document) for name in names)
     known = [
         f"{category_name(k)}: {reasons[k]}." for k in ("peak", "peak_allocated_bytes", "by_category") if k in reasons
     ]
@@ -199,7 +194,7 @@ def _snapshot(one: Document, *, most: int) -> list[Section]:
     lines += _sizes("Allocated after each optimizer step", one["step_end_bytes"])
     lines += _sizes("Largest gaps between tensors", [gap["size_bytes"] for gap in one["gaps"]])
     lines += [f"{category_name(name)}: {why}." for name, why in reasons.items()]
-    owner, purpose = (_drawn("snapshot_memory", one, by) for by in ("owner", "purpose"))
+    owner, purpose = (picture("pictures", "snapshot_memory", one, by) for by in ("owner", "purpose"))
     alive = section_of(
         f"{key}-lines",
         f"Alive at the peak{of}, by line",
@@ -237,13 +232,3 @@ def _what_ifs(answers: Sequence[Document]) -> list[Section]:
         ("in", "text", "phase"),
     )
     return [Section(s.id, s.title, (*s.lines, *dict.fromkeys(notes)), None, s.table) for s in found]
-
-
-def _drawn(name: str, *given: Any) -> Callable[[], "Drawing | None"]:
-    def draw() -> "Drawing | None":
-        from stepscope.report import pictures
-
-        drawn: Drawing | None = getattr(pictures, name)(*given)
-        return drawn
-
-    return draw

@@ -1,8 +1,6 @@
 """FLOPs and memory of models, against PyTorch's counter, peaks measured on an H200, and well-known formulas."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,27 +8,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.workloads import Workload, workload
-from stepscope.lab.predict.model_flops import (
+from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, training_memory
+from stepscope.lab.predict.model_shape import (
     Experts,
     LatentAttention,
-    Recompute,
-    Transformer,
-    forward_flops_per_token,
-    training_flops_per_token,
-)
-from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, layer_bytes, training_memory
-from stepscope.lab.predict.model_shape import (
     Layout,
     Optimizer,
     Precision,
+    Recompute,
     Sharding,
+    Transformer,
+    forward_flops_per_token,
     parameters,
-    transformer_from_config,
+    training_flops_per_token,
 )
-from stepscope.whatif.memory import LAYER_INPUT_SHARES
 
 SIZES: dict[str, Any] = {"d_model": 32, "num_layers": 3, "num_heads": 4, "seq_len": 16, "vocab_size": 100}
 GPT = Transformer(layers=3, d_model=32, heads=4, vocab=100, mlp_width=128)
@@ -63,25 +56,16 @@ def counted_flops_per_token(work: Workload, *, backward: bool = True) -> float:
 def test_forward_and_training_flops_equal_the_counter(name: str, options: dict[str, int], shape: Transformer) -> None:
     work = built(name, **options)
     forward = counted_flops_per_token(work, backward=False)
-    assert forward_flops_per_token(shape, seq_len=16).total == pytest.approx(forward, rel=0.01)
-    assert training_flops_per_token(shape, seq_len=16).model == pytest.approx(counted_flops_per_token(work), rel=0.01)
+    assert forward_flops_per_token(shape, seq_len=16)["total"] == pytest.approx(forward, rel=0.01)
+    model = training_flops_per_token(shape, seq_len=16)["model"]
+    assert model == pytest.approx(counted_flops_per_token(work), rel=0.01)
 
 
 def test_checkpointed_blocks_equal_the_counter() -> None:
     found = training_flops_per_token(GPT, seq_len=16, recompute=Recompute.BLOCKS)
     with set_checkpoint_early_stop(False):  # else a block is computed again up to what backward needs of it
         counted = counted_flops_per_token(built(checkpointing="full"))
-    assert found.hardware == pytest.approx(counted, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("v_head_dim", "2"), ("n_routed_experts", "x"), ("q_lora_rank", [5]), ("hidden_size", -1)]
-)
-def test_a_model_whose_sizes_are_no_numbers_is_refused_by_name(tmp_path, field, value):
-    honest = json.loads((Path(__file__).parents[3] / "data" / "side_files" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**honest, field: value}))
-    with pytest.raises(StepscopeError, match=r"has to be (a whole number|at least)"):
-        transformer_from_config(tmp_path / "config.json")
+    assert found["hardware"] == pytest.approx(counted, rel=0.01)
 
 
 def gpt(layers, d_model, heads, vocab, seq):
@@ -162,21 +146,3 @@ def test_parameters_of_known_models():
         experts=Experts(count=256, per_token=8, width=2048, shared=1, dense_layers=3),
     )  # fmt: skip
     assert parameters(deepseek).total == pytest.approx(671e9, rel=0.001)
-
-
-def test_nonsense_is_refused():
-    model = gpt(2, 64, 4, 100, 16)
-    with pytest.raises(UsageError, match="batch and sequence"):
-        training_memory(model, Batch(0, 16))
-    with pytest.raises(UsageError, match="data has to be at least 1"):
-        Layout(data=0)
-    with pytest.raises(UsageError, match="multiple of heads"):
-        training_memory(gpt(2, 65, 4, 100, 16), Batch(1, 16))
-    with pytest.raises(UsageError, match="divide"):
-        Layout(data=4, expert=3)
-
-
-def test_shares_of_layers_inputs_are_those_of_the_what_if_on_memory():
-    model = Transformer(layers=1, d_model=1024, heads=16, vocab=1, mlp_width=4096, fused_qkv=True)
-    shares = [kind.residual_bytes * model.d_model / layer_bytes(model, Batch(1, 1, kind)) for kind in Precision]
-    assert (min(shares), max(shares)) == pytest.approx(LAYER_INPUT_SHARES)
