@@ -18,6 +18,7 @@ from tools.fuzz.generators import (
     mutated_traces,
     odd_arguments,
     odd_outputs,
+    other_recordings,
     side_files,
 )
 from tools.fuzz.oracle import Outcome, complaints
@@ -25,7 +26,9 @@ from tools.fuzz.run import run_case
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = ROOT / "tests" / "data" / "hostile"
-GENERATORS = (mutated_traces, changed_fields, side_files, hostile_exports, odd_arguments, odd_outputs)
+GENERATORS = (
+    *(mutated_traces, changed_fields, side_files, hostile_exports, other_recordings, odd_arguments, odd_outputs),
+)
 REPORT = Case(("report", "run", "--json", "-"))
 
 

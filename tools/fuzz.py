@@ -27,13 +27,14 @@ from tools.fuzz.generators import (
     mutated_traces,
     odd_arguments,
     odd_outputs,
+    other_recordings,
     side_files,
 )
 from tools.fuzz.oracle import Outcome, complaints
 from tools.fuzz.run import Job, outcomes
 
 GENERATORS = (
-    *((30, mutated_traces), (36, changed_fields), (16, side_files), (8, hostile_exports)),
+    *((26, mutated_traces), (34, changed_fields), (16, side_files), (8, hostile_exports), (6, other_recordings)),
     *((6, odd_arguments), (4, odd_outputs)),
 )
 """how many of a hundred inputs come from each"""

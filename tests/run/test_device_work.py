@@ -9,7 +9,7 @@ from tests.run.traces import Event, event, rank_of
 from stepscope.errors import TraceError
 from stepscope.run.device_work import MAX_STREAMS
 from stepscope.run.load import unread_lines
-from stepscope.run.rank import Rank
+from stepscope.run.rank import Rank, quality_warnings
 
 
 def step(number: int, start: float, end: float) -> Event:
@@ -46,6 +46,16 @@ def test_launch_without_work_is_counted(tmp_path: Path) -> None:
     others = [launch(5, 5, "cudaStreamSynchronize"), launch(6, 6, "cudaEventRecord")]
     rank = rank_of(tmp_path, [*calls, *others, kernel(9, 1)])
     assert rank.joins.launches_without_work == 3
+
+
+def test_records_dropped_at_the_start_of_a_session_are_bounded(tmp_path: Path) -> None:
+    dropped = [launch(at, number) for at, number in ((1, 1), (4, 2), (7, 3))]
+    recorded = [launch(10, 4), kernel(30, 4), launch(40, 5), kernel(60, 5), kernel(12, None, dur=3)]
+    rank = rank_of(tmp_path, [step(0, 0, 100), *dropped, *recorded])
+    assert (rank.joins.lost_first, rank.joins.lost_first_ns) == (3, 26_000)  # 1 to 30 us, less the 3 recorded
+    assert "3 launches before the first with device work" in "\n".join(quality_warnings([rank]))
+    later = rank_of(tmp_path, [step(0, 0, 100), *dropped, *recorded, *(launch(70 + n, 10 + n) for n in range(3))])
+    assert later.joins.lost_first == 0  # launches without work all along are no start of a session
 
 
 def test_reused_correlation_ids_are_counted(tmp_path: Path) -> None:

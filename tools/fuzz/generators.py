@@ -406,9 +406,48 @@ def hostile_exports(rng: Random) -> Iterator[Case]:
         yield Case(argv, files, kind="exports", what=what, outputs=(*OUTPUTS, "new", ".stepscope", "run/.stepscope"))
 
 
-def _sql_edits(rng: Random) -> tuple[list[list[Any]], str]:
+PERFETTO = ("perfetto/sdk.pftrace.gz", "perfetto/torch.pftrace.gz")
+CHAKRA = "chakra/chakra.0.et.gz"
+ROCPD = "rocpd/small.db.gz"
+_ROCPD_SUFFIX = "_00005b1c_9e1a_7d2f_8000_0123456789ab"
+_ROCPD_COLUMNS = {
+    "rocpd_event": ("id", "category_id", "stack_id", "extdata"),
+    "rocpd_string": ("id", "string"),
+    "rocpd_info_kernel_symbol": ("id", "display_name"),
+    "rocpd_info_agent": ("id", "type", "type_index"),
+    "rocpd_info_process": ("id", "pid"),
+    "rocpd_kernel_dispatch": ("start", "end", "pid", "agent_id", "kernel_id", "stream_id", "event_id", "grid_size_x"),
+    "rocpd_memory_copy": ("start", "end", "name_id", "dst_agent_id", "size"),
+    "rocpd_region": ("start", "end", "tid", "name_id", "event_id"),
+}
+
+
+def other_recordings(rng: Random) -> Iterator[Case]:
+    """Yield commands that read a hostile Perfetto trace, rocpd database or Chakra trace."""
+    while True:
+        if rng.random() < 0.7:
+            name, place = rng.choice(PERFETTO), "run/rank00000.pftrace"
+            if rng.random() < 0.25:
+                name, place = CHAKRA, "run/chakra.0.et"
+            size = len(seed_text(name))
+            edits = [_edit(rng, name, size) for _ in range(rng.choice((1, 1, 2, 4, 30)))]
+            packed, ending = _packed(rng) if name != CHAKRA else ([], "")
+            recipe, place, what = seed(name, *edits, *packed), place + ending, f"{name}: {edits[0][0]}"
+        else:
+            edits, what = _sql_edits(rng, ROCPD, _ROCPD_COLUMNS, _ROCPD_SUFFIX)
+            recipe, place = seed(ROCPD, *edits), "run/rank00000_results.db"
+        argv = any_command(rng, rng.choice((place, "run")))
+        if rng.random() < 0.15:
+            argv = ("import", place, "--into", "new")
+        outputs = (*OUTPUTS, "new", "run/.stepscope")
+        yield Case(argv, {place: recipe}, kind="other recordings", what=what, outputs=outputs)
+
+
+def _sql_edits(
+    rng: Random, export: str = EXPORT, columns: dict[str, tuple[str, ...]] = COLUMNS, suffix: str = ""
+) -> tuple[list[list[Any]], str]:
     if rng.random() < 0.4:
-        size = len(seed_text(EXPORT))
+        size = len(seed_text(export))
         at, length = rng.randrange(size), rng.choice((1, 4, 100, 1024, 4096))
         edits: list[list[Any]] = [
             ["replace", at, at + 1, chr(rng.randrange(256))],
@@ -419,8 +458,9 @@ def _sql_edits(rng: Random) -> tuple[list[list[Any]], str]:
         ]
         edit = rng.choice(edits)
         return [edit], f"{edit[0]} at {at}"
-    table = rng.choice(tuple(COLUMNS))
-    column = rng.choice(COLUMNS[table])
+    table = rng.choice(tuple(columns))
+    column = rng.choice(columns[table])
+    table += suffix
     if rng.random() < 0.35:
         statement = rng.choice(_SCHEMAS).format(table=table, column=column)
     else:

@@ -204,7 +204,8 @@ class Account(ArrayRecord):
     @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
-        if not self.run.owners and not any((rank.kinds == EventKind.PYTHON).any() for rank in self.run.ranks):
+        recorded = self.run.owners or self.run.captures or self.run.kernel_lines
+        if not recorded and not any((rank.kinds == EventKind.PYTHON).any() for rank in self.run.ranks):
             return _no_ranks(self)
         from stepscope.analyze.match_owners import ownership_of
 

@@ -28,6 +28,8 @@ from stepscope.analyze.host_time import (
     STALL_NS,
     allocations,
     around_calls,
+    computing_operators,
+    host_calls,
     is_allocation,
     is_synchronisation,
     launching_spans,
@@ -253,9 +255,14 @@ def _blocking_copies(rank: Rank) -> Rows:
 
 
 def _slow_calls(rank: Rank, threads: Int64s) -> Intervals:
-    """Return the calls that neither wait, copy nor allocate and take far longer than a launch: they load a module."""
+    """Return the calls that neither wait, copy nor allocate and take far longer than a launch, as loading a module
+    does, and the operators that take as long without a call.
+    """
     calls = rank.rows_named(_is_own, EventKind.RUNTIME)
-    return _spans(rank, calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS], threads)
+    slow = calls[rank.trace["dur_ns"][calls] >= _SLOW_CALL_NS]
+    operators, each = computing_operators(rank), host_calls(rank)
+    by_itself = each.row[each.self_ns() >= MIN_HOLE_NS] if len(operators) else each.row[:0]
+    return _spans(rank, np.concatenate((slow, operators[among(operators, by_itself)])), threads)
 
 
 def _is_own(call: str) -> bool:

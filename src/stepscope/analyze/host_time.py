@@ -443,13 +443,15 @@ def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[
     return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)
 
 
+# of a call that frees memory; 1 of one that gets it
+_FREES = 2
 # start, end and row
 Calls = tuple[Int64s, Int64s, Int64s]
 
 
 @once_per_record
 def _synchronisations(rank: Rank) -> Calls:
-    return _by_start(rank, union_of_values(synchronisations(rank), pageable_copies(rank)))
+    return _by_start(rank, _waiting_calls(rank))
 
 
 @once_per_record
@@ -458,14 +460,53 @@ def _all_blocking(rank: Rank) -> Calls:
     calls = runtime_rows(rank)
     long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
     long = long[_device_had_work(rank, trace["ts_ns"][long])]
-    rows = union_of_values(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
+    rows = union_of_values(_waiting_calls(rank), rows_named(trace, long, lambda name: not is_allocation(name)))
     return _by_start(rank, union_of_values(rows, _throttled_launches(rank)))
 
 
+def _waiting_calls(rank: Rank) -> Int64s:
+    return union_of_values(synchronisations(rank), pageable_copies(rank))
+
+
 def _by_start(rank: Rank, rows: Int64s) -> Calls:
-    start = rank.trace["ts_ns"][rows]
+    """Return these calls, and the waits before the cache of memory is emptied."""
+    ts, dur = rank.trace["ts_ns"], rank.trace["dur_ns"]
+    waits, frees = _emptied_caches(rank)
+    start = np.concatenate((ts[rows], waits))
+    end = np.concatenate((ts[rows] + dur[rows], ts[frees]))
     order = np.argsort(start, kind="stable")
-    return start[order], (start + rank.trace["dur_ns"][rows])[order], rows[order]
+    return start[order], end[order], np.concatenate((rows, frees))[order]
+
+
+def _emptied_caches(rank: Rank) -> tuple[Int64s, Int64s]:
+    """Return the calls that free memory after one that got none, and since when the allocator waits for the device: it
+    does so before it empties its cache, in a call that the profiler does not record.
+    """
+    trace, (before, after) = rank.trace, calls_that_free(rank)
+    since, until = (trace["ts_ns"] + trace["dur_ns"])[before], trace["ts_ns"][after]
+    waited = ~by_string(trace, trace["name"][before], _frees).astype(bool) & (until - since > _FULL_QUEUE_NS)
+    waited &= _device_had_work(rank, since)
+    return since[waited], after[waited]
+
+
+@once_per_record
+def calls_that_free(rank: Rank) -> tuple[Int64s, Int64s]:
+    """Return pairs of calls of the allocator, one directly after the other on a thread, of which one frees memory: it
+    empties its cache.
+    """
+    trace, rows = rank.trace, allocations(rank)
+    if not rows_named(trace, rows, _frees).size:
+        return rows[:0], rows[:0]
+    calls = runtime_rows(rank)
+    calls = calls[np.lexsort((trace["ts_ns"][calls], trace["tid"][calls]))]
+    kind = by_string(trace, trace["name"][calls], lambda name: is_allocation(name) + _frees(name))
+    paired = (np.minimum(kind[1:], kind[:-1]) > 0) & (np.maximum(kind[1:], kind[:-1]) == _FREES)
+    pair = np.flatnonzero(paired & (np.diff(trace["tid"][calls]) == 0))
+    return calls[pair], calls[pair + 1]
+
+
+def _frees(name: str) -> bool:
+    return is_allocation(name) and "Free" in name
 
 
 def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:

@@ -149,14 +149,20 @@ def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
 #
 # Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the
 # two names its bound. A kernel that is short, or has too few threads to fill the device, and takes more than twice that
-# is bound by latency. Without shapes or without a known chip, matrix products are taken as compute-bound, kernels of
-# other families as memory-bound, and what holds back a kernel of no known family is unknown.
+# is bound by latency; a matrix product or convolution that takes ten times as long is itself inefficient. Without
+# shapes or without a known chip, matrix products are taken as compute-bound, kernels of other families as memory-
+# bound, and what holds back a kernel of no known family is unknown.
 #
 # Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
 # larger of the two, and latency where both are below 60 %, as in Nsight Compute's own rule (Speed of Light).
 
 # Kernels below this are short: about what it takes a host to launch the next one.
 SHORT_NS = 10_000
+
+
+# of what a kernel needs at least by its operations and its bytes: one that takes longer is bound by neither
+_FAR_SLOWER = 10.0
+INEFFICIENT = "inefficient"
 
 
 class Bound(IntEnum):
@@ -167,10 +173,12 @@ class Bound(IntEnum):
     COMPUTE = 1
     MEMORY = 2
     LATENCY = 3
+    #: neither: the kernel is far slower than its operations and its bytes need
+    ITSELF = 4
 
     @property
     def text(self) -> str | None:
-        return (None, "compute-bound", "memory-bound", "latency")[self]
+        return (None, "compute-bound", "memory-bound", "latency", INEFFICIENT)[self]
 
 
 # of each row of a rank's work: what holds it back; whether shapes and chip decided that; whether Nsight Compute did
@@ -185,6 +193,7 @@ def _kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "Measured
     bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
     np.putmask(bound, ~known & (costs.family == FAMILY_CODE[Family.OTHER]), Bound.NONE)
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
+    np.putmask(bound, known & costs.is_matmul & (duration > _FAR_SLOWER * least_ns), Bound.ITSELF)
     waits = (duration < SHORT_NS) | (filled_share(costs.rank) < FILLS_LITTLE)
     np.putmask(bound, waits & (duration > 2.0 * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)

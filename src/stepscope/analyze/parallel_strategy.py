@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import RankAccount, launched_in_steps, num_steps
+from stepscope.analyze.host_time import records_operators
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes, trains
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord, Row, dataclass
@@ -416,6 +417,10 @@ def taking_part(
             yield index, rank, account, rows
 
 
+def _computes(rank: Rank) -> bool:
+    return bool((rank.work.kind == EventKind.KERNEL).any()) if rank.has_device else records_operators(rank)
+
+
 def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
     each_passes = tuple(passes(rank) for rank in run.ranks)
@@ -428,6 +433,9 @@ def strategy_of(run: Run) -> Strategy:
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
+    named = any(h.ddp or h.fsdp or h.pipeline or h.embeddings for h in hints)
+    if not named and not any(map(_computes, run.ranks)):  # a file of communication alone: what it is for does not show
+        rows = [one[:0] for one in rows]
     roles = _agreed(run.ranks, [_rank_roles(*each) for each in zip(run.ranks, rows, phases, hints, strict=True)])
     dimensions = sorted(_dimensions(run, roles, phases), key=lambda d: ((*_ORDER, d.kind).index(d.kind), d.group))
     main = tuple(d for d in dimensions if d.kind in _ORDER)

@@ -138,8 +138,12 @@ def loop_in(rank: Rank, *chosen: Region) -> Intervals:
     return spans(rank, rows[trace["tid"][rows] == marks.main_thread])
 
 
+_GRADIENT = re.compile(r"^aten::\w+_backward$")
+
+
 def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
-    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them.
+    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them; without any,
+    with the operators that compute gradients and were called by themselves.
 
     A node knows the thread of its forward operator; an operator that merely ends in `Backward` does not.
     """
@@ -147,8 +151,14 @@ def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
     nodes = rank.rows_named(lambda s: bool(OLD_NODE.search(s)), EventKind.HOST_OP)
     own = rows_named(trace, nodes, lambda s: "torch::autograd::" in s)
     nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | among(nodes, own)]
+    is_node = np.uint8(_EVALUATE_MARK)
+    if not len(nodes) and not (code == _EVALUATE_MARK).any():
+        nodes, is_node = (
+            rank.rows_named(lambda s: bool(_GRADIENT.search(s)), EventKind.HOST_OP),
+            np.uint8(Region.BACKWARD + 1),
+        )
     both = np.concatenate((rows, nodes))
-    codes = np.concatenate((code, np.full(len(nodes), _EVALUATE_MARK, np.uint8)))
+    codes = np.concatenate((code, np.full(len(nodes), is_node)))
     order = np.argsort(both, kind="stable")
     return both[order], codes[order]
 
@@ -570,12 +580,12 @@ class StepPeriods(ArrayRecord):
 def step_periods(rank: Rank) -> StepPeriods | None:
     """Return the periods of a rank's steps, None for a trace without evidence of them.
 
-    A rank without a device has the host's spans. Without steps that launched work all of it is one period.
+    A rank without a device, or without launches, has the host's spans. Without steps all of it is one period.
     """
-    if rank.has_device:
-        work = rank.work
-        in_steps = rank.steps.known > 0 and bool((work.step >= 0).any())
-        return _device_periods(rank) if in_steps else _one(*device_window(rank))
+    if rank.has_device and rank.steps.known and (rank.work.step >= 0).any():
+        return _device_periods(rank)
+    if rank.has_device and not _spanned(rank):
+        return _one(*device_window(rank))
     if rank.steps.known:
         start, end = rank.steps.start_ns, _host_ends(rank)
         return _periods(np.arange(len(start)), start, end, np.ones(len(start), bool))
@@ -584,6 +594,14 @@ def step_periods(rank: Rank) -> StepPeriods | None:
         return None
     start = rank.trace["ts_ns"][rows]
     return _one(start.min(), (start + rank.trace["dur_ns"][rows]).max())
+
+
+def _spanned(rank: Rank) -> bool:
+    """Return whether the device's work, none of which has a launch, is in the steps."""
+    work, steps = rank.work, rank.steps
+    if not steps.known or (work.launch_row >= 0).any():
+        return False
+    return bool(steps.start_ns.min() <= work.start_ns.min() and work.end_ns.max() <= steps.end_ns.max())
 
 
 def device_window(rank: Rank) -> tuple[int, int]:

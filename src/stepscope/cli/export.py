@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from stepscope.tables.catalog import RunTables
 
 _PROFILES = ("pprof", "speedscope")
+_FOLDERS = ("csv", "parquet", "tensorboard", "chakra")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--csv": ("DIR", "tables as CSV, one file each"),
         "--parquet": ("DIR", "tables as Parquet, one file each"),
         "--tensorboard": ("DIR", "each rank's trace and curves over steps, for TensorBoard"),
+        "--chakra": ("DIR", "the replayed steps as Chakra execution traces, a file per rank with a device"),
         "--pprof": ("FILE", "source lines and modules by device, host and critical-path time, for pprof"),
         "--speedscope": ("FILE", "the same for speedscope.app, as JSON"),
     }
@@ -119,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
     written += [_write_tables(recorded, tables, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
+    if args.chakra:
+        written.append(_write_chakra(tables.account, args))
     written += [_write_profile(tables.account, args, kind) for kind in _PROFILES if getattr(args, kind)]
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
@@ -134,9 +138,10 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_outputs(args: argparse.Namespace) -> None:
     from stepscope.tables.table import pyarrow_module
 
-    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_PROFILES)):
+    if not any(getattr(args, name) for name in ("perfetto", *_FOLDERS, *_PROFILES)):
         raise UsageError(
-            "nothing to write; give --perfetto, --pprof or --speedscope FILE, or --csv, --parquet or --tensorboard DIR"
+            "nothing to write; give --perfetto, --pprof or --speedscope FILE, or --csv, --parquet, --tensorboard or "
+            "--chakra DIR"
         )
     if args.perfetto == "-":
         raise UsageError("--perfetto: a timeline is binary and cannot go to standard output; give a file name")
@@ -146,7 +151,7 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
     check_outputs(args.perfetto, args.pprof, args.speedscope, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
-    for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):
+    for folder in filter(None, (getattr(args, name) for name in _FOLDERS)):
         refuse_used_folder(folder, force=args.force)
 
 
@@ -210,6 +215,16 @@ def _write_tensorboard(recorded: "Run", account: "Account", args: argparse.Names
     files, notes = tensorboard_files(account)
     written = _write_folder("for TensorBoard", args.tensorboard, files, len(files), args)
     return {**written, "warnings": [*notes, *recorded.warnings]}
+
+
+def _write_chakra(account: "Account", args: argparse.Namespace) -> dict[str, Any]:
+    from stepscope.report.execution_trace import chakra_files
+
+    files = list(chakra_files(account.replay)) if account.replay else []
+    if not files:
+        raise InputError(f"--chakra: {account.run.name}: no step of a device can be replayed")
+    written = _write_folder("execution traces", args.chakra, files, len(files), args)
+    return {**written, "warnings": list(account.run.warnings)}
 
 
 def _write_profile(account: "Account", args: argparse.Namespace, kind: str) -> dict[str, Any]:

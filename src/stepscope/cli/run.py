@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope import later_writes
 from stepscope.additions import rooms
 from stepscope.cli.outputs import reading_progress, warn, work_progress
 from stepscope.contract.run_folder import RUN_JSON, json_object_in
 from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.later_writes import begin as begin_writing, write_later
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -63,7 +63,7 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> "Run":
             _read_on_cluster(args, [source.path for source in sources.files])
         with reading_progress() as progress:
             name = run_name(given, sources.folder)
-            found = load_sources(sources, name=name, progress=progress, write_later=later_writes.write_later, **how)
+            found = load_sources(sources, name=name, progress=progress, write_later=write_later, **how)
     return as_given(args, found)
 
 
@@ -84,7 +84,7 @@ def account_with(args: argparse.Namespace, run: "Run", *, unprofiled_ms: float |
         unprofiled_ms=unprofiled_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
-    later_writes.begin()
+    begin_writing()
     return account
 
 

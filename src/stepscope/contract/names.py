@@ -83,7 +83,7 @@ CAUSES = {
     "shared_device": "another rank on this device",
     "blocking_copy": "copies that block the host",
     "after_sync": "host work after a synchronisation",
-    "slow_call": "long runtime calls",
+    "slow_call": "long host calls",
 }
 #: what the critical path consists of
 PATH = {

@@ -17,14 +17,17 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import Cause
 from stepscope.analyze.host_time import (
+    calls_that_free,
     computing_operators,
     data_loading,
     host_calls,
+    is_allocation,
     is_synchronisation,
     records_operators,
     runtime_rows,
     spans,
 )
+from stepscope.analyze.kernels import INEFFICIENT
 from stepscope.analyze.owner_places import MOSTLY
 from stepscope.analyze.phases import graph_launches, marks_of, trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
@@ -510,6 +513,19 @@ def _unknown_kernels(account: Account) -> str | None:
     return f"{took}; whether memory or arithmetic limits it was not recorded"
 
 
+def _inefficient_kernels(account: Account) -> str | None:
+    """Return the longest kernel that is far slower than its operations and its bytes need, where most time is in such."""
+    slow = [k for k in account.kernels.kernels if k.bound == INEFFICIENT]
+    took, total = sum(k.total_ns for k in slow), account.kernels.total_ns
+    if not slow or took <= MOSTLY * total:
+        return None
+    name = printable(function_of(slow[0].name), width=40)
+    return (
+        f"kernels that take over ten times as long as their operations and bytes need (mostly {name}) are {_ms(took)} of "
+        f"{_ms(total)} ms"
+    )
+
+
 def _in_64_bit(account: Account, arguments: str) -> str:
     floats = re.findall(r"\b(?:double|float|__half|__nv_bfloat16)\b", arguments)
     if not floats or floats.count("double") <= MOSTLY * len(floats):
@@ -578,17 +594,23 @@ def longest_operator(account: Account) -> tuple[str, float] | None:
     return longest.name, longest.host_self_ns / max(sum(one.host_self_ns for one in operators), 1.0)
 
 
-def _single_operation(account: Account) -> str | None:
+def _hardly_any_operation(account: Account) -> str | None:
+    """Return how few operations were recorded, where not even what they compute shows: one, or calls of small tensors."""
     count = max(len(rank.work) if rank.has_device else _innermost(rank) for rank in account.run.ranks)
-    return "cannot be diagnosed: the trace has a single operation" if count == 1 and not account.num_steps else None
+    if count == 1 and not account.num_steps:
+        return "cannot be diagnosed: the trace has a single operation"
+    small = _few_operations(account) is not None and _calling_operators(account)[0]
+    return f"cannot be diagnosed: the trace has {count} operations on small tensors" if small else None
 
 
 def _few_operations(account: Account) -> str | None:
     count = _count_operations(account)
-    if account.num_steps or count >= _FEW_OPERATIONS or _computes_on_host(account) or _never_idles(account):
+    if account.num_steps >= _OFTEN or count >= _FEW_OPERATIONS or _computes_on_host(account):
+        return None
+    if _never_idles(account) and not _calling_operators(account)[0]:
         return None
     were = "operation was" if count == 1 else "operations were"
-    return f"only {count} {were} recorded, and no step that recurs: their idle time is not that of a job"
+    return f"only {count} {were} recorded, and no step that recurs often: their times are not those of a job"
 
 
 def _never_idles(account: Account) -> bool:
@@ -700,12 +722,15 @@ def _cold_calls(rank: Rank) -> Rows:
         return rows
     start, dur = trace["ts_ns"][rows], trace["dur_ns"][rows]
     rows = rows[covered_ns(work.intervals(*DEVICE_KINDS), start, start + dur) <= 0.1 * dur]
-    if rank.joins.launches_without_work:  # freeing waits for work, and that of some launches was not recorded
-        first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(
-            initial=_NEVER
-        )
-        frees = by_string(trace, trace["name"][rows], lambda name: "Free" in name).astype(bool)
-        rows = rows[~frees | (trace["ts_ns"][rows] < first_launch)]
+    # An allocator grows, or empties its cache, and freeing waits for work, that of launches without a record too. A call
+    # that frees and does none of these creates the context of a library.
+    first_launch = trace["ts_ns"][rank.rows_named(lambda name: "Launch" in name, EventKind.RUNTIME)].min(initial=_NEVER)
+    waits = rank.joins.launches_without_work > 0
+    of_memory = by_string(trace, trace["name"][rows], lambda s: is_allocation(s) and (waits or "Free" not in s)).astype(
+        bool
+    )
+    rows = rows[~of_memory | (trace["ts_ns"][rows] < first_launch)]
+    rows = np.setdiff1d(rows, np.concatenate(calls_that_free(rank)))
     launched = np.flatnonzero(work.launch_row >= 0)
     launched = launched[np.argsort(trace["ts_ns"][work.launch_row[launched]], kind="stable")]
     kernel = lookup(work.launch_row[launched], work.name[launched], rows)
@@ -747,7 +772,7 @@ LIMITS = (
     Limit("fragment", _unrecorded_graphs, _IDLE, "what ran in CUDA graphs",
           "record kernels in graphs (torch.profiler, or nsys profile --cuda-graph-trace=node)"),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", "{code}"),
-    Limit("short", _single_operation, EVERYTHING, "how a job runs", "{longer}"),
+    Limit("short", _hardly_any_operation, EVERYTHING, "how a job runs", "{longer}"),
     Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",
           "record with {host} and device activity"),
     Limit("short", _few_operations, _HOST_ONLY, "idle time of a job", "{longer}"),
@@ -757,6 +782,8 @@ LIMITS = (
           "record with nsys profile --cuda-graph-trace=node"),
     Limit("", _unknown_kernels, _KIND_OF_COMPUTE, "what limits the kernels",
           "measure with ncu --set full"),
+    Limit("", _inefficient_kernels, _KIND_OF_COMPUTE, "what a better kernel takes",
+          "try another implementation (torch.backends.cudnn.benchmark, channels_last, torch.compile)"),
     Limit("", _slow_calls, _KIND_OF_COMPUTE, "what computing takes",
           "record on an idle machine without shapes, stacks and memory"),
     Limit("", _small_tensors, _KIND_OF_COMPUTE, "what computing takes",

@@ -9,6 +9,7 @@ from itertools import chain
 
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
 from stepscope.run.formats import Progress
+from stepscope.trace.read import TIMELINE
 from stepscope.units import json_text
 
 _NEXT = b",\n"
@@ -22,6 +23,7 @@ def chrome_trace(timeline: Timeline, *, progress: Progress | None = None) -> Ite
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": timeline.base_ns,
         "notes": timeline.notes,
+        "source": TIMELINE,
     }
     yield json_text(head)[:-1].encode() + b', "traceEvents": ['
     names = [json_text(name) for name in timeline.names]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline import STEPS, RankTimeline, Timeline, Track, Values
 from stepscope.run.formats import Progress
+from stepscope.trace.read import TIMELINE
 
 # Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
 #
@@ -142,7 +143,8 @@ def _clock(clock: int, time_ns: int) -> bytes:
 
 
 def _interned(timeline: Timeline) -> bytes:
-    tables = ((_NAMES, timeline.names), (_CATEGORIES, timeline.categories), (_ANNOTATION_NAMES, _ANNOTATIONS))
+    categories = (*timeline.categories, TIMELINE)
+    tables = ((_NAMES, timeline.names), (_CATEGORIES, categories), (_ANNOTATION_NAMES, _ANNOTATIONS))
     entries = [
         message(table, number(1, i), _text(2, name)) for table, names in tables for i, name in enumerate(names, start=1)
     ]

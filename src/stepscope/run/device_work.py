@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import TraceError
-from stepscope.intervals import Intervals, union
+from stepscope.intervals import Intervals, covered_ns, union
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.steps import Steps
 from stepscope.stats.robust import among, distinct, distinct_places, numbered
@@ -71,6 +71,10 @@ class JoinCounts:
     launches_without_work: int
     #: launches that share their correlation id with another launch
     reused_correlation: int
+    #: launches before the first with device work: CUDA's driver drops the first records of a session
+    lost_first: int = 0
+    #: the most time that the device can have worked on them
+    lost_first_ns: int = 0
 
 
 DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)
@@ -105,14 +109,36 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
             f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
             "pass the trace of one rank, as the profiler wrote it"
         )
+    lost_first, lost_first_ns = _lost_at_start(trace, launches, work)
     counts = JoinCounts(
         device_events=len(row),
         without_launch=int((launch_row < 0).sum()),
         without_op=int((op_row[launched] < 0).sum()),
         launches_without_work=int((~among(launches, launch_row)).sum()),
         reused_correlation=reused,
+        lost_first=lost_first,
+        lost_first_ns=lost_first_ns,
     )
     return work, counts
+
+
+def _lost_at_start(trace: Trace, launches: Rows, work: DeviceWork) -> tuple[int, int]:
+    """Return the launches before the first with device work, and a bound on the time of what they launched.
+
+    What they launched ran between the first of them and the first recorded work that was launched after them, while no
+    recorded work ran: their stream had to be done with them.
+    """
+    launches = launches[np.argsort(trace["ts_ns"][launches], kind="stable")]
+    answered = among(launches, work.launch_row)
+    lost = int(answered.argmax()) if answered.any() else 0
+    # where later launches are without work as well, it is not the start of the session; captured ones have none
+    captures = any("BeginCapture" in text for text in trace.strings)
+    if not lost or captures or np.count_nonzero(~answered[lost:]) >= lost:
+        return 0, 0
+    begin = int(trace["ts_ns"][launches[0]])
+    end = int(work.start_ns[among(work.launch_row, launches[lost:])].min())
+    recorded = covered_ns(union(work.start_ns, work.end_ns), np.array([begin]), np.array([max(begin, end)]))
+    return lost, max(end - begin, 0) - int(recorded[0])
 
 
 # A stream runs one operation after another, and nothing runs before it is launched. Times that contradict this are

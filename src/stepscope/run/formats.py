@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import dataclass
-from stepscope.run.sources import Source, rank_in_header, rank_in_name
+from stepscope.run.sources import CHAKRA, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
 from stepscope.trace.nsight_tools import (
@@ -27,11 +27,13 @@ from stepscope.trace.nsight_tools import (
     export_ncu,
     export_nsys,
     exported_metrics,
+    is_nsys_json,
+    is_rocpd,
     is_sqlite,
     require_tool,
 )
-from stepscope.trace.read import Budget, read
-from stepscope.trace.table import Trace
+from stepscope.trace.read import Budget, is_pftrace, read
+from stepscope.trace.table import EventKind, Trace, event_kinds
 from stepscope.units import printable, readable_bytes
 
 if TYPE_CHECKING:
@@ -198,6 +200,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
 _CHUNK_BYTES = 1 << 20
+_JSON = (".json", ".jsonl")
 
 
 def _look(path: Path, told: BytesRead) -> Contents:
@@ -224,6 +227,14 @@ _KINETO = Format(
     title="Kineto trace",
     ending="pt.trace.json.gz",
     is_it=lambda head: _EVENTS.search(head.start) is not None,
+    look=_look,
+    store=_store,
+)
+_PERFETTO = Format(
+    id="pftrace",
+    title="Perfetto trace",
+    ending="pftrace.gz",
+    is_it=lambda head: is_pftrace(head.start),
     look=_look,
     store=_store,
 )
@@ -370,12 +381,69 @@ def _exported_later(tool: str) -> Callable[[Path, BytesRead], Contents]:
     return look
 
 
+def _look_rocpd(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.rocpd import read_rocpd  # only where there is such a file
+
+    traces = read_rocpd(path, progress=told)
+    count = sum(trace.num_events for trace in traces)
+    several = f" of {len(traces)} processes" if len(traces) > 1 else ""
+    return Contents(f"{count:,} kernels, copies and calls{several}", whole_job=len(traces) > 1)
+
+
+def _look_chakra(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.chakra import read_chakra  # only where there is such a file
+
+    (trace,) = read_chakra(path, progress=told)
+    rank = rank_in_header(trace.header)
+    return Contents(f"{trace.num_events:,} operations", () if rank is None else (rank,))
+
+
+_CHAKRA = Format(
+    id="chakra",
+    title="Chakra execution trace",
+    ending="chakra.et",
+    is_it=lambda head: head.name.endswith(CHAKRA),
+    look=_look_chakra,
+)
+_ROCPD = Format(
+    id="rocpd",
+    title="rocpd database",
+    ending="rocpd.db",
+    is_it=lambda head: is_rocpd(head.start),
+    look=_look_rocpd,
+    needs_rank=False,
+)
 _NSIGHT_SYSTEMS = Format(
     id="nsys",
     title="Nsight Systems export",
     ending="nsys.sqlite",
     is_it=lambda head: head.start.startswith(MAGIC),
     look=_look_nsys,
+    needs_rank=False,
+)
+
+
+def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
+    from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+
+    traces = read_nsys_json(path, progress=told)
+    ranks = tuple(rank for trace in traces if (rank := rank_in_header(trace.header)) is not None)
+    return Contents(f"{len(traces)} processes", ranks, whole_job=len(traces) > 1)
+
+
+def _store_nsys_json(source: Path, target: Path) -> None:
+    from stepscope.trace.nsight_json import to_sqlite  # only where there is such a file
+
+    to_sqlite(source, target)
+
+
+_NSIGHT_SYSTEMS_JSON = Format(
+    id="nsys-json",
+    title="Nsight Systems JSON export",
+    ending="nsys.sqlite",
+    is_it=lambda head: is_nsys_json(head.start),
+    look=_look_nsys_json,
+    store=_store_nsys_json,
     needs_rank=False,
 )
 _NSIGHT_SYSTEMS_REPORT = Format(
@@ -501,11 +569,15 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 # The first match wins, so formats with a magic number come first.
 
 FORMATS: tuple[Format, ...] = (
+    _ROCPD,
+    _CHAKRA,
+    _NSIGHT_SYSTEMS_JSON,
     _NSIGHT_SYSTEMS,
     _NSIGHT_SYSTEMS_REPORT,
     _NSIGHT_COMPUTE_REPORT,
     _NSIGHT_COMPUTE,
     MEMORY_SNAPSHOT,
+    _PERFETTO,
     FLIGHT_RECORDER,
     _NCCL_INSPECTOR,
     _KINETO,
@@ -555,7 +627,19 @@ def source_reader(
                 progress(sum(done.values()), total)
 
         try:
+            if source.path.name.endswith(CHAKRA):
+                from stepscope.trace.chakra import read_chakra  # only where there is such a file
+
+                return read_chakra(source.path, progress=report, budget=budget)
             is_report = source.path.name.endswith(NSYS_REPORT)
+            if source.path.name.endswith(_JSON) and is_nsys_json(file_head(source.path).start):
+                from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+
+                return read_nsys_json(source.path, progress=report, budget=budget)
+            if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):
+                from stepscope.trace.rocpd import read_rocpd  # only where there is such a file
+
+                return read_rocpd(source.path, progress=report, budget=budget)
             if is_report or is_sqlite(source.path):
                 from stepscope.trace.nsight import read_nsys  # only where there is such a file
                 from stepscope.trace.nsight_tools import exported_report
@@ -573,10 +657,15 @@ def source_reader(
                 budget=budget,
                 write_later=write_later,
             )
+            of_operators = trace["pid"][event_kinds(trace) == EventKind.HOST_OP]
+            if (of_operators == of_operators[:1]).all():
+                return (trace,)
+            from stepscope.trace.merged import split_by_rank  # only where several processes run operators
+
+            return split_by_rank(trace)
         except StepscopeError as error:
             error.__cause__ = error.__context__ = None  # frames would hold what was read
             return FailedSource(source, error.with_traceback(None))
-        return (trace,)
 
     return read
 

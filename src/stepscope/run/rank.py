@@ -15,6 +15,7 @@ from stepscope.run.collectives import Collectives, believable_world, device_coll
 from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work, with_possible_times, with_times
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.table import (
+    DEVICE_PROCESS,
     EventKind,
     Int64s,
     Kinds,
@@ -25,19 +26,18 @@ from stepscope.trace.table import (
     labels,
     names_by_kind,
 )
-from stepscope.units import rank_ranges
+from stepscope.units import NS_PER_MS, rank_ranges
 
 CPU = "CPU"
 # reading a number from memory of the host never takes as long, unless the thread loses its core meanwhile
 _WAITING_READ_NS = 20_000
+_CONTEXT_NS = 1_000_000_000
 # operators and ranges of libraries that only devices have
 _DEVICE_LIBRARY = re.compile(
     r"cudnn|miopen|^[nr]ccl:|^aten::_(flash|efficient)_attention_|^triton_(poi|red|per|tem)_|^(aiter|flash_attn|sgl_kernel)::"
 )
 _RANGE_PROFILER = "cuda_profiler_range"
 _APPLE = re.compile(r"^aten::(?:linear_backward$|_?mps_|\w+_mps)")
-# labels of processes that say nothing of the chip
-_NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 
 # First match wins.
 _ARCHITECTURES = (
@@ -115,7 +115,7 @@ def _by_metadata(trace: Trace, work: DeviceWork) -> str | None:
     pids, count = np.unique(trace["pid"][work.row], return_counts=True)
     named = {pid: text for (pid, _), text in labels(trace, "process_name").items()}
     said = named.get(int(pids[count.argmax()])) if len(pids) else None
-    return said if said and not _NO_NAME.match(said) else None
+    return said if said and DEVICE_PROCESS.search(said) else None
 
 
 def _inside(header: dict[str, Any], path: Iterable[str]) -> object:
@@ -194,14 +194,17 @@ class Rank(ArrayRecord):
         """Return launches without device work; where no call was recorded, operators of libraries for devices, or most
         of the time of all reads of single values where the trace lists a device that they can have waited for.
 
-        No other duration shows a device: a thread that loses its core is as slow in any operator.
+        Reserving memory takes a second only where it creates a device's context. No other duration shows a device: a
+        thread that loses its core is as slow in any operator.
         """
         if self.without_device:
             return 0
         of_library = self.rows_named(
             lambda name: bool(_DEVICE_LIBRARY.search(name)), EventKind.HOST_OP, EventKind.ANNOTATION
         )
-        known = self.joins.launches_without_work or len(of_library) or len(self._apple_operators)
+        reserves = self.rows_named(lambda name: name.startswith("aten::empty"), EventKind.HOST_OP)
+        contexts = int((self.trace["dur_ns"][reserves] >= _CONTEXT_NS).sum())
+        known = self.joins.launches_without_work or len(of_library) or len(self._apple_operators) or contexts
         if known or not self.trace.header.get("deviceProperties"):
             return known
         took = self.trace["dur_ns"]
@@ -329,6 +332,14 @@ def quality_warnings(ranks: Sequence[Rank]) -> list[str]:
         total = sum(n for n, _ in counts)
         if total:
             lines.append(f"{total:,} {what}{_where(counts)}")
+    lost = [(r.joins.lost_first, r.rank) for r in ranks if r.joins.lost_first]
+    if lost:
+        most_ns, total = max(r.joins.lost_first_ns for r in ranks), sum(n for n, _ in lost)
+        lines.append(
+            f"{total:,} launches before the first with device work, their records dropped by the driver: "
+            f"up to {most_ns / NS_PER_MS:.3g} ms of device work per rank are missing and count as idle"
+            f"{_where(lost) if len(ranks) > 1 else ''}"
+        )
     return [*cut_off(ranks), *lines] + [f"rank {r.rank}: {note}" for r in ranks for note in r.trace.quality.notes]
 
 

@@ -15,7 +15,27 @@ from stepscope.trace.nsight_tools import NSYS_REPORT
 from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
-_TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
+_PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".pftrace.zst", ".perfetto-trace", ".perfetto-trace.gz")
+# of rocprofv3's databases; nothing else there has it
+_ROCPD = ".db"
+# Chakra execution traces: `NAME.3.et` is of rank 3
+CHAKRA = ".et"
+_TRACE_ENDINGS = (
+    *(
+        ".json",
+        ".json.gz",
+        ".json.zst",
+        ".trace",
+        ".trace.gz",
+        *_PERFETTO_ENDINGS,
+        ".sqlite",
+        _ROCPD,
+        CHAKRA,
+        NSYS_REPORT,
+    ),
+)
+# in a run folder, next to files of the recorder that have a rank in their names too
+_OF_RANK = (*_PERFETTO_ENDINGS, ".sqlite", _ROCPD, CHAKRA, NSYS_REPORT)
 _STEP_LOGS = "rank*.steps.jsonl"
 # what a benchmark leaves
 RESULTS_JSON = "results.json"
@@ -287,4 +307,4 @@ def _is_exported(path: Path) -> bool:
 def _beside(name: str) -> bool:
     if f".{CAPTURE}" in name:
         return True
-    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", NSYS_REPORT))
+    return rank_of(name) is not None and ".trace." not in name and not name.endswith(_OF_RANK)

@@ -21,7 +21,7 @@ from stepscope.trace.nsight_tools import GRAPH_NAME, PAGE_MOVE
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
-from stepscope.trace.table import ARGS, DENSE, Int64s, Quality, SparseColumn, Trace, drop_implausible
+from stepscope.trace.table import ARGS, DENSE, OPERATOR, Int64s, Quality, SparseColumn, Trace, drop_implausible
 from stepscope.units import NS_PER_MS, printable
 
 # The columns of the event table as chunks of rows fill them, process by process.
@@ -183,14 +183,6 @@ class Events:
 # Numbers in names make each of millions of texts another one; without them there are a few hundred.
 
 _SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
-# Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
-_OPERATOR = re.compile(
-    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
-    # What PyTorch itself runs as functions without a namespace.
-    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
-    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
-    r"|(?:Nested)?Redistribute)\b"
-)
 
 
 def without_numbers(text: str) -> tuple[str, int | None]:
@@ -589,7 +581,7 @@ def _ranges(
         found = known.get(plain)
         if found is None:
             name, _, sizes = plain.partition(_SIZES)
-            category = operator if _OPERATOR.match(name) else annotation
+            category = operator if OPERATOR.match(name) else annotation
             found = known[plain] = category, texts.id(name), texts.id(sizes) if sizes else -1
         categories[i], names[i], dims[i] = found
         if of_sequence is not None:
@@ -856,12 +848,17 @@ def read_nsys(
 
 @contextmanager
 def _opened_export(path: str | Path) -> Iterator[Database]:
+    with opened_database(path) as db:
+        if not any(db.has(table) for table in (*_TABLES, *_ABOUT)) or not db.has("StringIds"):
+            raise TraceError(f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables")
+        yield db
+
+
+@contextmanager
+def opened_database(path: str | Path) -> Iterator[Database]:
+    """Open a database; all that can be wrong with it is a `TraceError`."""
     try:
         with Database(Path(path)) as db:
-            if not any(db.has(table) for table in (*_TABLES, *_ABOUT)) or not db.has("StringIds"):
-                raise TraceError(
-                    f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables"
-                )
             yield db
     except OverBudget as error:
         raise TraceError(f"{path}: {error}") from error

@@ -6,6 +6,7 @@ The programs are given a file and an output, never a shell line; they have MAX_S
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -129,3 +130,21 @@ def is_sqlite(path: Path) -> bool:
             return f.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
+
+
+def is_rocpd(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is an sqlite database of rocprofiler-sdk.
+
+    The first pages have the names of its tables.
+    """
+    return start.startswith(MAGIC) and b"rocpd_" in start
+
+
+# lines of a JSON export: rows with the names of their tables; before 2024 events, after one line of all texts
+_ROW_OF_TABLE = re.compile(rb'^\s*\{[^\n]{0,4096}"table"\s*:\s*"[A-Za-z]\w*"')
+_EVENT_LINE = re.compile(rb'^\s*\{\s*"(?:data"\s*:\s*\[|Type"\s*:\s*\d+\s*,\s*"\w+Event")')
+
+
+def is_nsys_json(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a JSON export of Nsight Systems, of any version."""
+    return bool(_ROW_OF_TABLE.match(start) or (_EVENT_LINE.match(start) and b"Event" in start))

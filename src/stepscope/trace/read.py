@@ -417,6 +417,8 @@ class Head:
     events_at: int
     top_array: bool
     notes: tuple[str, ...]
+    #: a Perfetto trace, which has no head
+    packets: bool = False
 
 
 def _read_head(data: bytes, *, complete: bool) -> Head | None:
@@ -488,6 +490,10 @@ _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 # before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
+# in the timelines that are written from traces: a category that no slice has, a field of the JSON
+TIMELINE = "timeline of stepscope"
+# the first field of a packet, as writers begin: a tag of one byte or two
+_FIELDS = {6, 8, 10, 11, 12, 13, 33, 36, 41, 42, 43, 44, 45, 58, 59, 60, 79, 87, 89, 98, 124}
 _ARCHIVES = ((257, b"ustar", "tar", "tar -xf"), (0, b"PK\x03\x04", "zip", "unzip"))
 
 
@@ -558,6 +564,7 @@ class Events(ArrayRecord):
     #: where the next block begins in the file
     offset: int
     columns: Columns
+    packets: bool = False
     scanners: list[Scanner] = field(default_factory=lambda: [Scanner()])
     counts: Counts = field(default_factory=Counts)
     first_bad_offset: int | None = None
@@ -572,7 +579,12 @@ class Events(ArrayRecord):
     tail: bytearray = field(default_factory=bytearray)
 
     def flags(self, *, last: bool) -> Flags:
-        wanted = {Flags.TOP_ARRAY: self.top_array, Flags.FINAL: last, Flags.LOST: self.lost}
+        wanted = {
+            Flags.TOP_ARRAY: self.top_array,
+            Flags.FINAL: last,
+            Flags.LOST: self.lost,
+            Flags.PACKETS: self.packets,
+        }
         return sum((flag for flag, is_set in wanted.items() if is_set), Flags.NONE)
 
     def parse(self, size: int, *, last: bool) -> None:
@@ -780,16 +792,17 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
         head, data = _head(stream, fill)
         share.take(JSON_FACTOR * head.events_at)
         columns = Columns(stream.expected_raw_bytes(), share)
-        events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
+        events = Events(head.top_array, head.events_at, columns, packets=head.packets)
         second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
         following = _first_of(data[head.events_at :], fill)
 
         def done(recent: Sequence[Buffer] | None = None) -> None:
-            second.refuse(events.offset, recent, clean=events.clean)
+            if not head.packets:
+                second.refuse(events.offset, recent, clean=events.clean)
             if progress:
                 progress(stream.read_bytes)
 
-        if threads == 1 or stream.packed:
+        if threads == 1 or stream.packed or head.packets:
             _parse_in_turn(events, following, beside=threads > 1, done=done)
         else:
             _parse_ahead(events, second.watched(_chunks(following)), threads=threads, done=done)
@@ -831,7 +844,7 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
                     f"{stream.path}: is a {kind} archive, not one trace; unpack it ({unpack} {stream.path.name}) and "
                     "give the folder"
                 )
-        head = _read_head(bytes(data), complete=complete)
+        head = Head({}, 0, False, (), packets=True) if is_pftrace(data) else _read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
     if stream.path.name.endswith(".xplane.pb"):
@@ -840,9 +853,27 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
     raise TraceError(f"{stream.path}: not a profiler trace ({lacks})")
 
 
+def is_pftrace(start: bytes | bytearray) -> bool:
+    """Return whether a file that begins with these bytes is a Perfetto trace."""
+    if start[:1] != b"\n":
+        return False
+    length, at = _varint(start, 1)
+    tag, _ = _varint(start, at)
+    return tag & 7 in (0, 2) and tag >> 3 in _FIELDS and start[at + length : at + length + 1] in (b"\n", b"")
+
+
+def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(data[at : at + 5]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    return 0, at
+
+
 def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     share.take(JSON_FACTOR * len(events.tail))
-    fields, closed, notes = _read_tail(bytes(events.tail), top_array=head.top_array)
+    fields, closed, notes = _read_tail(bytes(events.tail), top_array=head.top_array or head.packets)
     truncated = stream.truncated or not events.ended or events.cut or not closed
     if len(events.tail) > _MAX_TAIL_BYTES:
         notes = (*notes, f"more than {_MAX_TAIL_BYTES >> 20} MB after the events are ignored")
@@ -851,6 +882,14 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     columns = events.columns.dense(strings)
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
+    if head.packets:
+        from stepscope.trace.pftrace import resolve_packets  # only where there is such a file
+
+        columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings)
+    if TIMELINE in (header.get("source"), *(strings.strings if head.packets else ())):
+        raise TraceError(
+            f"{stream.path}: is a timeline that stepscope wrote, not a recording; give the recorded traces"
+        )
     base_ns = header.get("baseTimeNanoseconds") or 0
     if not isinstance(base_ns, int) or isinstance(base_ns, bool) or abs(base_ns) >= 1 << 62:
         base_ns = 0

@@ -168,6 +168,10 @@ class Database:
         if isinstance(error, _DAMAGE):
             raise self._damaged(error) from error
 
+    def tables(self) -> list[str]:
+        """Return the names of tables that can be read."""
+        return [name for name, kind in self._tables.items() if kind == "table"]
+
     def has(self, table: str) -> bool:
         """Return whether there is such a table; raises where there is a view of that name."""
         kind = self._tables.get(table)

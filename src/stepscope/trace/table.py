@@ -87,7 +87,13 @@ DENSE = (
 _INT, _TEXT, _FLOAT = ArgKind.INT, ArgKind.TEXT, ArgKind.FLOAT
 
 ARGS = (
-    ArgColumn("correlation", ("correlation",), _INT, "id", "joins a device event to the runtime call that launched it"),
+    ArgColumn(
+        "correlation",
+        ("correlation", "corr_id"),
+        _INT,
+        "id",
+        "joins a device event to the runtime call that launched it",
+    ),
     ArgColumn(
         "external_id",
         ("External id", "external id"),
@@ -95,10 +101,10 @@ ARGS = (
         "id",
         "joins a runtime call or device event to its host operator",
     ),
-    ArgColumn("stream", ("stream",), _INT, "id", "device stream"),
-    ArgColumn("device", ("device",), _INT, "id", "device ordinal", low=-1, high=_MAX_DEVICE),
-    ArgColumn("context", ("context",), _INT, "id", "device context"),
-    ArgColumn("bytes", ("bytes", "size"), _INT, "bytes", "size of a copy or set", low=-1, high=_MAX_SIZE),
+    ArgColumn("stream", ("stream", "stream id"), _INT, "id", "device stream"),
+    ArgColumn("device", ("device", "device id"), _INT, "id", "device ordinal", low=-1, high=_MAX_DEVICE),
+    ArgColumn("context", ("context", "context id"), _INT, "id", "device context"),
+    ArgColumn("bytes", ("bytes", "size", "copy_bytes"), _INT, "bytes", "size of a copy or set", low=-1, high=_MAX_SIZE),
     ArgColumn("cbid", ("cbid", "cid"), _INT, "id", "runtime or driver function number"),
     ArgColumn("ev_idx", ("Ev Idx", "Profiler Event Index"), _INT, "index", "host event's number in the profiler"),
     ArgColumn("python_id", ("Python id",), _INT, "id", "python frame"),
@@ -172,8 +178,24 @@ ARGS = (
     ),
     ArgColumn("grid", ("grid",), _TEXT, "string id", "kernel grid"),
     ArgColumn("block", ("block",), _TEXT, "string id", "kernel block"),
-    ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread", low=-1, high=1 << 20),
-    ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block", low=-1, high=_MAX_SIZE),
+    ArgColumn(
+        "registers",
+        ("registers per thread", "registers_per_thread"),
+        _INT,
+        "registers",
+        "registers per thread",
+        low=-1,
+        high=1 << 20,
+    ),
+    ArgColumn(
+        "shared_bytes",
+        ("shared memory", "shared_mem_dynamic"),
+        _INT,
+        "bytes",
+        "shared memory per block",
+        low=-1,
+        high=_MAX_SIZE,
+    ),
     ArgColumn("occupancy_pct", ("est. achieved occupancy %",), _FLOAT, "%", "estimated occupancy", low=0, high=100),
     ArgColumn("graph_node", ("graph node id",), _INT, "id", "CUDA graph node, where recorded"),
     ArgColumn("wait_stream", ("wait_on_stream",), _INT, "id", "stream that a stream-wait waits for"),
@@ -386,7 +408,8 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
 #                        ranges around the same operations and are not counted again
 # AMD (rocprof)          processes `GPU0`, `COPY`, `CPU HIP API`, `CPU HSA API`, all of their threads
 
-_DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
+# labels of processes that name a device
+DEVICE_PROCESS = re.compile(r"^/device:(TPU|GPU|NPU):\d+|^Ascend Hardware\b", re.IGNORECASE)
 _WORK_THREAD = re.compile(r"^(XLA Ops|Stream\b)", re.IGNORECASE)
 
 
@@ -468,6 +491,14 @@ _CATEGORIES = {
     "overhead": EventKind.OVERHEAD,
     "cuda_sync": EventKind.DEVICE_SYNC,
     "cuda_event": EventKind.DEVICE_SYNC,
+    # rocprofv3's, and stages of a GPU in Perfetto traces
+    "kernel_dispatch": EventKind.KERNEL,
+    "memory_copy": EventKind.COPY,
+    "hip_api": EventKind.RUNTIME,
+    "hsa_api": EventKind.RUNTIME,
+    "marker_api": EventKind.ANNOTATION,
+    "rccl_api": EventKind.ANNOTATION,
+    "annotation": EventKind.DEVICE_ANNOTATION,
 }
 
 # of rows without a category, by the name of their process
@@ -495,6 +526,17 @@ _DMA = re.compile(r"^dma_request$|^MEMCPY_ASYNC$|^SDMA", re.IGNORECASE)
 _DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[_ ](Wait|Record)$", re.IGNORECASE)
 # ranges of PyTorch's own that once had the category of operators
 _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
+
+# Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
+OPERATOR = re.compile(
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
+)
+# calls of a device's runtime or driver, by their names
+DEVICE_CALL = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*$")
 
 # that are quicker looked for among all rows than in those of some kinds
 _FEW_NAMES = 8
@@ -547,7 +589,7 @@ def _file_uncategorised(trace: Trace, kinds: Kinds) -> None:
             if pattern.search(text):
                 kinds[rows[pid == process]] = kind
     for (process, thread), text in labels(trace, "thread_name").items():
-        if _DEVICE_PROCESS.search(processes.get(process, "")) and _WORK_THREAD.search(text):
+        if DEVICE_PROCESS.search(processes.get(process, "")) and _WORK_THREAD.search(text):
             kinds[rows[(pid == process) & (tid == thread)]] = EventKind.KERNEL
 
 
@@ -720,10 +762,10 @@ def _without_far_times(
     if not fits:  # the base time itself is what is wrong
         base_ns, within = 0, _within_64_bits(columns, 0)
     notes: tuple[str, ...] = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
-    columns, args = _only(columns, args, within)
+    columns, args = only_rows(columns, args, within)
     _add_base(columns, base_ns)
     near, jump_ns = _near_the_rest(columns)
-    columns, args = _only(columns, args, near)
+    columns, args = only_rows(columns, args, near)
     if jump_ns:
         notes += (f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",)
     return columns, args, notes
@@ -802,7 +844,8 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     return stray, int(start[kept].min()), int(end[kept].max()), jump_ns
 
 
-def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
+def only_rows(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
+    """Return the table without the rows that are not to be kept."""
     if keep.all():
         return columns, args
     number = np.cumsum(keep) - 1

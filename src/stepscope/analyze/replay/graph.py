@@ -240,9 +240,9 @@ def _releases(
     kept = np.ones(len(calls), bool) if without_calls is None else ~among(calls, without_calls)
     kept &= starts < last_ns
     starts, ends_, calls = starts[kept], ends_[kept], calls[kept]
-    before = np.searchsorted(launched, starts, side="right").tolist()
-    after = np.searchsorted(launched, ends_, side="left").tolist()
-    each = zip(starts.tolist(), ends_.tolist(), calls.tolist(), before, after, strict=True)
+    before = np.searchsorted(launched, starts, side="right")
+    after = np.maximum(np.searchsorted(launched, ends_, side="left"), before)  # a copy's call may take 0 ns
+    each = zip(*(column.tolist() for column in (starts, ends_, calls, before, after)), strict=True)
     for start, end, call, asked, following in each:
         if not asked:
             continue

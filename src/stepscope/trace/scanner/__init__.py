@@ -9,6 +9,7 @@
     recover.h     what happens where an event is bad   call_stack.h   who encloses whom
     text.h        where strings and values end         decimal.h   numbers, exactly
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
+    packets.h     Perfetto traces: packets of protobuf, in place of the loop over events
 
 What runs the module is imported where it runs: `Scanner` from `scanner.scanner`, `WaitGraph` from `scanner.waits`.
 """

@@ -23,6 +23,12 @@ static int cut;          /* an event reaches to the end of the file */
 static u64 waste, max_waste;
 static u32 first_offset; /* of the input */
 
+static const u8 *first_bad; /* where the first fault in the block is */
+
+static void note_bad(const u8 *p) {
+    if (!first_bad) first_bad = p;
+}
+
 INLINE u32 offset_of(const u8 *p) { return first_offset + (u32)(p - input); }
 
 NOINLINE const u8 *fields_of(const u8 *p, const u8 *end, struct event *e) {

@@ -5,10 +5,10 @@
  * next. Parsing is strict and fast; an event that is no JSON is read once more leniently, and if that fails too it
  * is dropped and the next plausible event is searched. docs/decisions has the reasons. */
 #include "call_stack.h"
-#include "recover.h"
+#include "packets.h"
 #include "waits.h"
 
-enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4, NEW_ROWS = 8 };
+enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4, NEW_ROWS = 8, PACKETS = 16 };
 
 static struct result {
     u32 rows, consumed, lost, cut;
@@ -52,12 +52,6 @@ EXPORT(configure_keys) int configure_keys(u32 count) {
     return 1;
 }
 
-static void note_bad(const u8 *p) {
-    if (result.has_bad) return;
-    result.has_bad = 1;
-    result.first_bad = (u32)(p - input);
-}
-
 /* Read events from byte `from` of the `length` bytes in the input buffer, as `request` says, behind the rows that are
  * there unless those were copied (NEW_ROWS); their offsets count from `base` bytes before the buffer. Returns a status;
  * the rest is in `result`: rows filled, bytes consumed, whether reading is lost (pass it on as LOST), whether an event
@@ -79,11 +73,14 @@ EXPORT(parse) int parse(void) {
         __builtin_memset(arg_counts, 0, sizeof arg_counts);
     }
     cut = 0;
+    first_bad = 0;
     holds_events = 0;
     waste = 0;
     max_waste = WASTE_FREE + (u64)WASTE_FACTOR * (length - from);
 
-    for (;;) {
+    if (flags & PACKETS) {
+        status = sequences || allocate_packets() ? read_packets(&p, &lost) : EXHAUSTED;
+    } else for (;;) {
         if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
         if (UNLIKELY(lost)) {
             p = find_event(p, &lost, &status);
@@ -123,6 +120,8 @@ EXPORT(parse) int parse(void) {
     result.rows = rows;
     result.consumed = (u32)(p - input);
     result.lost = (u32)lost;
+    result.has_bad = first_bad != 0;
+    if (first_bad) result.first_bad = (u32)(first_bad - input);
     result.cut = (u32)cut;
     result.counts = counts;
     result.num_texts = num_texts;

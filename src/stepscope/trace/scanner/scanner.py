@@ -185,6 +185,8 @@ class Flags(IntFlag):
     LOST = 4
     #: the rows that are there have been copied
     NEW_ROWS = 8
+    #: the file is a Perfetto trace
+    PACKETS = 16
 
 
 class TextFlags(IntFlag):

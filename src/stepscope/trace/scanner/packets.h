@@ -1,0 +1,697 @@
+/* Perfetto traces: packets of protobuf into rows, with phases of our own that the host turns into those of JSON.
+ *
+ *     B E i C     a slice begins, a slice ends, an instant, a counter: `pid` is the number of its track
+ *     X           work of a GPU, with its duration: `pid` is the GPU, `tid` its queue
+ *     P T N       a process (`ts` its number), a thread (`ts` its process, `dur` its number), another track; `pid` is the
+ *                 number of the track, `tid` that of the track above it, the argument `label` the name
+ *     K           `ts` is to be added to all times to get the time of day
+ *     Z L         a compressed packet, which is not read; packets were lost before this one
+ *
+ * Field numbers are those of protos/perfetto/trace/ in the Perfetto project. A packet is framed by its length, so one
+ * whose fields make no sense is dropped alone; where the framing is lost, the next packet that proves to be one is
+ * searched. */
+#pragma once
+#include "recover.h"
+
+enum {
+    MAX_PACKET = 32 << 20,
+    MAX_LOST_PACKET = 1 << 16, /* where packets are searched */
+    MAX_NESTED = 16,
+    MAX_JSON = MAX_TEXT + 64,
+    MAX_INTERNED = 4 << 20, /* names, tracks and sequences of a file */
+    MAX_SEQUENCES = 1 << 12,
+    ROWS_OF_A_PACKET = 8,
+    NUM_CLOCKS = 64, /* of all sequences; the others belong to one */
+    OWN_CLOCKS = 4,
+    REAL_TIME = 1,
+    BOOT_TIME = 6,
+};
+enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE };
+enum packet_phase { BEGINS = 1, ENDS, IS_INSTANT, COUNTS };
+
+struct wire {
+    u64 value;
+    const u8 *bytes; /* 0 unless it has a length, which is the value */
+    u32 number;
+};
+
+INLINE const u8 *varint(const u8 *p, u64 *value) {
+    u64 byte = *p++;
+    *value = byte & 127;
+    for (u32 shift = 7; byte > 127; shift += 7) {
+        if (UNLIKELY(shift > 63)) return 0;
+        byte = *p++;
+        *value |= (byte & 127) << shift;
+    }
+    return p;
+}
+
+/* Read the field at `p`; returns the byte after it, or 0 where there is none. */
+INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
+    u64 key;
+    p = varint(p, &key);
+    if (UNLIKELY(!p || key >> 32 || key < 8)) return 0;
+    w->number = (u32)key >> 3;
+    w->bytes = 0;
+    switch (key & 7) {
+    case 0: p = varint(p, &w->value); break;
+    case 1: w->value = load64(p); p += 8; break;
+    case 5: w->value = load32(p); p += 4; break;
+    case 2:
+        p = varint(p, &w->value);
+        if (UNLIKELY(!p || p > end || w->value > (u64)(end - p))) return 0;
+        w->bytes = p;
+        p += w->value;
+        break;
+    default: return 0;
+    }
+    return LIKELY(p != 0 && p <= end) ? p : 0;
+}
+
+#define EACH_FIELD(p, end, w) \
+    for (const u8 *next_##w; (p) < (end) && (next_##w = next_wire(p, end, &(w))) != 0; (p) = next_##w)
+
+/* What numbers stand for, in one table: of a sequence since its state was cleared, or (owner 0) of the file. */
+static struct meaning {
+    u64 number;
+    u32 owner; /* state of the sequence << 4 | kind */
+    i32 what;
+} *meanings;
+static u32 meaning_slots, num_meanings, num_states;
+
+static struct sequence {
+    u32 state, default_clock;
+    u64 default_track;
+    struct clock {
+        u32 id, is_incremental;
+        u64 unit_ns;
+        i64 offset_ns, last_ns;
+    } clocks[OWN_CLOCKS];
+} *sequences;
+static u32 num_sequences;
+static struct { int known; i64 offset_ns; } shared_clocks[NUM_CLOCKS];
+static i32 label_column, correlation_column, device_column, stream_column, grid_column, block_column;
+
+static u32 meaning_at(u64 number, u32 owner) {
+    u64 h = (number ^ (u64)owner << 32) * 0x9e3779b97f4a7c15ull;
+    u32 at = (u32)((h ^ h >> 29) * 0xd6e8feb86659fd93ull >> 32) & (meaning_slots - 1), probes = 0;
+    while (meanings[at].owner && (meanings[at].number != number || meanings[at].owner != owner)) {
+        if (UNLIKELY(++probes > MAX_PROBES)) { exhausted = 1; break; }
+        at = (at + 1) & (meaning_slots - 1);
+    }
+    return at;
+}
+
+static struct meaning recent_meanings[1 << 10];
+
+INLINE struct meaning *recent_meaning(u64 number, u32 owner) {
+    return recent_meanings + ((number ^ owner * 67) & 1023);
+}
+
+static void set_meaning(u64 number, u32 owner, i32 what) {
+    recent_meaning(number, owner)->owner = 0;
+    if (2 * num_meanings >= meaning_slots) {
+        struct meaning *old = meanings;
+        u32 count = meaning_slots;
+        meaning_slots = count ? 2 * count : 1 << 12;
+        meanings = allocate((u64)meaning_slots * sizeof *meanings);
+        if (!meanings || num_meanings > MAX_INTERNED) { exhausted = 1; meanings = old; meaning_slots = count; return; }
+        __builtin_memset(meanings, 0, meaning_slots * sizeof *meanings);
+        for (u32 i = 0; i < count; i++)
+            if (old[i].owner) meanings[meaning_at(old[i].number, old[i].owner)] = old[i];
+    }
+    u32 at = meaning_at(number, owner);
+    num_meanings += !meanings[at].owner;
+    meanings[at] = (struct meaning){number, owner, what};
+}
+
+/* The same, with a look at what was found lately. */
+INLINE i32 meaning_of(u64 number, u32 owner) {
+    struct meaning *r = recent_meaning(number, owner);
+    if (LIKELY(r->number == number && r->owner == owner)) return r->what;
+    const struct meaning *m = meanings + meaning_at(number, owner);
+    if (!m->owner) return NO_STRING;
+    r->number = number;
+    r->owner = owner;
+    return r->what = m->what;
+}
+
+INLINE i32 interned_text(const struct sequence *s, enum interned kind, u64 number) {
+    return meaning_of(number, s->state << 4 | kind);
+}
+
+static i32 track_number(u64 uuid) {
+    static i32 num_tracks = 1; /* 0 is none */
+    i32 track = meaning_of(uuid, TRACK);
+    if (UNLIKELY(track == NO_STRING)) set_meaning(uuid, TRACK, track = num_tracks++);
+    return track;
+}
+
+static struct sequence *sequence_of(u64 id) {
+    static u64 last_id = ~(u64)0;
+    static struct sequence *last;
+    if (LIKELY(id == last_id)) return last;
+    i32 number = meaning_of(id, SEQUENCE);
+    if (UNLIKELY(number == NO_STRING)) {
+        if (num_sequences == MAX_SEQUENCES) { exhausted = 1; return sequences; }
+        number = (i32)num_sequences++;
+        sequences[number] = (struct sequence){.state = ++num_states};
+        set_meaning(id, SEQUENCE, number);
+    }
+    last_id = id;
+    return last = sequences + number;
+}
+
+static i32 text_of(const struct wire *w) { return intern(w->bytes, (u32)w->value, 0); }
+
+INLINE void add_row(u8 ph, i32 cat, i32 name, i64 pid, i64 tid, i64 ts, i64 dur) {
+    col_ph[rows] = ph;
+    col_cat[rows] = cat;
+    col_name[rows] = name;
+    col_pid[rows] = pid;
+    col_tid[rows] = tid;
+    col_ts[rows] = ts;
+    col_dur[rows] = dur;
+    col_offset[rows] = 0;
+    rows++;
+}
+
+static struct clock *own_clock(struct sequence *s, u32 id) {
+    for (u32 i = 0; i < OWN_CLOCKS; i++)
+        if (s->clocks[i].id == id || !s->clocks[i].id) return &s->clocks[i];
+    return 0;
+}
+
+static void take_clocks(const u8 *p, const u8 *end, struct sequence *s) {
+    struct { u32 id, is_incremental; u64 time, unit_ns; } found[16], *c = found;
+    struct wire snapshot, w;
+    EACH_FIELD(p, end, snapshot) {
+        if (snapshot.number != 1 || !snapshot.bytes || c == found + 16) continue;
+        const u8 *q = snapshot.bytes, *stop = q + snapshot.value;
+        c->id = c->is_incremental = 0;
+        c->time = 0;
+        c->unit_ns = 1;
+        EACH_FIELD(q, stop, w) {
+            if (w.number == 1) c->id = (u32)w.value;
+            if (w.number == 2) c->time = w.value;
+            if (w.number == 3) c->is_incremental = w.value != 0;
+            if (w.number == 4 && w.value && w.value < 1 << 30) c->unit_ns = w.value;
+        }
+        if (c->id) c++;
+    }
+    if (c == found) return;
+    i64 now = 0; /* on the clock of the trace: boot time, else the first that there is */
+    int known = 0;
+    for (u32 i = 0; i < (u32)(c - found); i++) {
+        u32 id = found[i].id;
+        if (id < NUM_CLOCKS && (shared_clocks[id].known || id == BOOT_TIME) && (!known || id == BOOT_TIME)) {
+            now = (i64)((u64)found[i].time + (u64)shared_clocks[id].offset_ns);
+            known = 1;
+        }
+    }
+    if (!known) now = (i64)(found[0].time * found[0].unit_ns);
+    for (u32 i = 0; i < (u32)(c - found); i++) {
+        u64 ns = found[i].time * found[i].unit_ns;
+        i64 offset_ns = (i64)((u64)now - ns);
+        u32 id = found[i].id;
+        if (id >= NUM_CLOCKS) {
+            struct clock *own = own_clock(s, id);
+            if (own) *own = (struct clock){id, found[i].is_incremental, found[i].unit_ns, offset_ns, (i64)ns};
+        } else if (!shared_clocks[id].known) {
+            shared_clocks[id].known = 1;
+            shared_clocks[id].offset_ns = offset_ns;
+            if (id == REAL_TIME) add_row('K', NO_STRING, NO_STRING, 0, 0, (i64)(0 - (u64)offset_ns), NONE_NS);
+        }
+    }
+}
+
+INLINE i64 time_of(struct sequence *s, u32 id, u64 time) {
+    if (!id) id = s->default_clock;
+    if (id < NUM_CLOCKS) return (i64)(time + (u64)shared_clocks[id].offset_ns);
+    struct clock *c = own_clock(s, id);
+    if (!c || !c->id) return (i64)time;
+    u64 ns = time * c->unit_ns;
+    if (c->is_incremental) c->last_ns = (i64)(ns += (u64)c->last_ns);
+    return (i64)(ns + (u64)c->offset_ns);
+}
+
+/* Values of arguments: as JSON has them, so that both give the same text. */
+
+static u8 *json, *json_end;
+static int json_cut;
+
+/* A byte at a time: copies of a few bytes whose number is not constant are calls out of the module. */
+INLINE void put_bytes(const void *bytes, u32 length) {
+    if (UNLIKELY(length > (u32)(json_end - json))) { json_cut = 1; length = (u32)(json_end - json); }
+    for (const u8 *p = bytes; length--;) *json++ = *p++;
+}
+
+static void put_digits(u64 value, u32 least) {
+    u8 digits[20];
+    u32 n = 0;
+    while (value || n < least) { digits[19 - n++] = (u8)('0' + value % 10); value /= 10; }
+    put_bytes(digits + 20 - n, n);
+}
+
+static void put_signed(i64 value) {
+    if (value < 0) put_bytes("-", 1);
+    put_digits(value < 0 ? 0 - (u64)value : (u64)value, 1);
+}
+
+static const double TOO_LARGE = 9007199254740992.0;
+
+/* Nine decimals: of arguments alone, no time is one. */
+static void put_double(double value) {
+    if (!(value < TOO_LARGE && value > -TOO_LARGE)) { put_bytes("NaN", 3); return; }
+    if (value < 0) { put_bytes("-", 1); value = -value; }
+    u64 whole = (u64)value, rest = (u64)((value - (double)whole) * 1e9 + 0.5);
+    if (rest >= 1000000000) { rest = 0; whole++; }
+    put_digits(whole, 1);
+    if (!rest) return;
+    put_bytes(".", 1);
+    put_digits(rest, 9);
+    while (json[-1] == '0') json--;
+}
+
+static void put_quoted(const u8 *p, u32 length) {
+    static const u8 hex[] = "0123456789abcdef";
+    put_bytes("\"", 1);
+    for (const u8 *end = p + length; p < end && !json_cut; p++) {
+        if (LIKELY(*p >= ' ' && *p != '"' && *p != '\\')) put_bytes(p, 1);
+        else if (*p >= ' ') put_bytes((u8[2]){'\\', *p}, 2);
+        else put_bytes((u8[6]){'\\', 'u', '0', '0', hex[*p >> 4], hex[*p & 15]}, 6);
+    }
+    put_bytes("\"", 1);
+}
+
+enum value_kind { EMPTY, WHOLE, REAL, BOOLEAN, STRING, NESTED };
+
+struct annotation {
+    enum value_kind kind;
+    i32 name, text; /* of interned ones */
+    const u8 *name_bytes, *bytes;
+    u32 name_length, length;
+    u64 value;
+};
+
+static int read_annotation(const u8 *p, const u8 *end, const struct sequence *s, struct annotation *a) {
+    struct wire w;
+    a->kind = EMPTY; /* field by field: more than 16 bytes at once are set by a call out of the module */
+    a->name = a->text = NO_STRING;
+    a->name_bytes = 0;
+    EACH_FIELD(p, end, w) {
+        switch (w.number) {
+        case 1: a->name = interned_text(s, ARG_NAME, w.value); break;
+        case 10: a->name_bytes = w.bytes; a->name_length = (u32)w.value; break;
+        case 2: a->kind = BOOLEAN; a->value = w.value; break;
+        case 3: case 4: case 7:
+            a->kind = w.number == 3 && w.value >> 63 ? REAL : WHOLE; /* beyond what a column holds: out of range */
+            a->value = w.value;
+            break;
+        case 5: a->kind = REAL; a->value = w.value; break;
+        case 6: case 9:
+            if (!w.bytes) return 0;
+            a->kind = STRING; a->bytes = w.bytes; a->length = (u32)w.value;
+            break;
+        case 17: a->kind = STRING; a->text = interned_text(s, TEXT_VALUE, w.value); a->bytes = 0; break;
+        case 11: case 12: a->kind = NESTED; a->value = w.number; break;
+        }
+    }
+    if (a->name != NO_STRING && !a->name_bytes) {
+        a->name_bytes = texts[a->name].bytes;
+        a->name_length = texts[a->name].length;
+    }
+    if (a->kind == STRING && !a->bytes) {
+        if (a->text == NO_STRING) a->kind = EMPTY;
+        else { a->bytes = texts[a->text].bytes; a->length = texts[a->text].length; }
+    }
+    return p >= end;
+}
+
+static double real_value(const struct annotation *a) {
+    double value;
+    __builtin_memcpy(&value, &a->value, 8);
+    return value;
+}
+
+static void put_json(const u8 *p, const u8 *end, const struct sequence *s, const struct annotation *a, u32 depth) {
+    switch (a->kind) {
+    case WHOLE: put_signed((i64)a->value); return;
+    case REAL: put_double(real_value(a)); return;
+    case BOOLEAN: put_bytes(a->value ? "true" : "false", a->value ? 4 : 5); return;
+    case STRING: put_quoted(a->bytes, a->length); return;
+    case EMPTY: put_bytes("[]", 2); return; /* an empty list has no fields */
+    case NESTED: break;
+    }
+    int is_list = a->value == 12, first = 1;
+    struct wire w;
+    struct annotation member;
+    put_bytes(is_list ? "[" : "{", 1);
+    EACH_FIELD(p, end, w) {
+        if (w.number != a->value || !w.bytes || json_cut || depth == MAX_NESTED) continue;
+        if (!read_annotation(w.bytes, w.bytes + w.value, s, &member)) continue;
+        if (!first) put_bytes(", ", 2);
+        first = 0;
+        if (!is_list) { put_quoted(member.name_bytes, member.name_length); put_bytes(": ", 2); }
+        put_json(w.bytes, w.bytes + w.value, s, &member, depth + 1);
+    }
+    put_bytes(is_list ? "]" : "}", 1);
+}
+
+/* Return the number of the text that JSON would have for a value. */
+static i32 json_text(const u8 *p, const u8 *end, const struct sequence *s, const struct annotation *a) {
+    static u8 buffer[MAX_JSON];
+    json = buffer;
+    json_end = buffer + MAX_TEXT;
+    json_cut = 0;
+    put_json(p, end, s, a, 0);
+    u32 flags = buffer[0] == '[' || buffer[0] == '{' ? TEXT_JSON : 0;
+    return intern(buffer, (u32)(json - buffer), flags | (json_cut ? TEXT_SHORTENED : 0));
+}
+
+/* Put the value of an argument; returns the number of its text, NO_STRING where the column has none. */
+static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const struct sequence *s, struct annotation *a) {
+    u8 digits[32];
+    if (k->kind != ARG_INT) {
+        i32 text = a->kind != STRING ? json_text(p, end, s, a)
+                 : a->text != NO_STRING ? a->text : intern(a->bytes, a->length, 0);
+        put_arg(k->column, text);
+        return text;
+    }
+    i64 value = (i64)a->value;
+    if (a->kind == STRING && a->length < sizeof digits) { /* it may be followed by digits of something else */
+        __builtin_memcpy(digits, a->bytes, sizeof digits);
+        digits[a->length] = '"';
+        if (integer_in_text(digits, digits + a->length, &value)) a->kind = WHOLE;
+    } else if (a->kind == REAL) {
+        double real = real_value(a);
+        value = real < TOO_LARGE && real > -TOO_LARGE ? (i64)real : 0;
+        if ((double)value == real) a->kind = WHOLE;
+    }
+    if (a->kind == WHOLE) put_arg(k->column, value);
+    else counts.bad_args++;
+    return NO_STRING;
+}
+
+/* Annotations that came lately, by their bytes: shapes, types and names repeat. */
+enum { LATELY = 1 << 11, MIN_LATELY = 8, MAX_LATELY = 480 };
+static struct lately {
+    u32 length, state;
+    i32 column, text; /* NO_STRING: no argument of ours */
+    u8 bytes[MAX_LATELY + 16];
+} *lately;
+
+INLINE struct lately *lately_at(const u8 *p, u32 length) {
+    u64 h = (load64(p) ^ load64(p + length - 8) * 31 ^ load64(p + length / 2) * 0x9e3779b97f4a7c15ull) + length;
+    return lately + (h * 0xd6e8feb86659fd93ull >> 53);
+}
+
+static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
+    struct annotation a;
+    u32 length = (u32)(end - p);
+    struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
+    if (known && known->length == length && known->state == s->state && same_bytes(known->bytes, p, length)) {
+        if (known->text != NO_STRING) put_arg(known->column, known->text);
+        return;
+    }
+    if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
+    if (!a.name_bytes || a.name_length > MAX_KEY_LENGTH) return;
+    const struct key *k = find_key(a.name_bytes, a.name_length);
+    i32 text = k ? put_value(k, p, end, s, &a) : NO_STRING;
+    if (!known || (k && text == NO_STRING)) return;
+    known->length = length;
+    known->state = s->state;
+    known->column = k ? k->column : 0;
+    known->text = text;
+    for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
+}
+
+static void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+    static const u8 phases[] = {0, 'B', 'E', 'i', 'C'};
+    struct wire w;
+    const u8 *start = p;
+    u32 type = 0, has_flow = 0;
+    i32 cat = NO_STRING, name = NO_STRING;
+    u64 track = s->default_track, flow = 0;
+    EACH_FIELD(p, end, w) {
+        switch (w.number) {
+        case 9: type = w.value <= COUNTS ? (u32)w.value : 0; break;
+        case 11: track = w.value; break;
+        case 10: name = interned_text(s, EVENT_NAME, w.value); break;
+        case 23: if (w.bytes) name = text_of(&w); break;
+        case 3:
+            if (w.bytes && !varint(w.bytes, &w.value)) break; /* packed: the first of them */
+            if (cat == NO_STRING) cat = interned_text(s, CATEGORY, w.value);
+            break;
+        case 22: if (w.bytes && cat == NO_STRING) cat = text_of(&w); break;
+        case 36: case 47: case 42: case 48: has_flow = !w.bytes; flow = w.value; break;
+        }
+    }
+    if (UNLIKELY(p < end)) { counts.malformed++; return; }
+    if (!type) return;
+    if (type != ENDS) {
+        for (p = start; p < end;) {
+            p = next_wire(p, end, &w);
+            if (w.number == 4 && w.bytes) take_annotation(w.bytes, w.bytes + w.value, s);
+        }
+        u32 n = arg_counts[correlation_column];
+        if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
+            put_arg(correlation_column, (i64)(flow & INT64_MAX));
+    }
+    add_row(phases[type], cat, name, track_number(track), 0, ts, NONE_NS);
+}
+
+static void take_track(const u8 *p, const u8 *end) {
+    struct wire w, inner;
+    u64 uuid = 0, above = 0, pid = 0, tid = 0;
+    i32 name = NO_STRING;
+    u8 ph = 'N';
+    EACH_FIELD(p, end, w) {
+        if (w.number == 1) uuid = w.value;
+        if (w.number == 5) above = w.value;
+        if (!w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        if ((w.number == 2 || w.number == 10 || w.number == 13) && name == NO_STRING) name = text_of(&w);
+        if (w.number != 3 && w.number != 4) continue;
+        ph = w.number == 3 && ph == 'N' ? 'P' : 'T';
+        EACH_FIELD(q, stop, inner) {
+            if (inner.number == 1) pid = inner.value;
+            if (inner.number == 2 && w.number == 4) tid = inner.value;
+            if (inner.number == (w.number == 3 ? 6u : 5u) && inner.bytes && inner.value) name = text_of(&inner);
+        }
+    }
+    if (UNLIKELY(p < end)) { counts.malformed++; return; }
+    if (name != NO_STRING) put_arg(label_column, name);
+    add_row(ph, NO_STRING, name, track_number(uuid), track_number(above), (i64)pid, (i64)tid);
+}
+
+static void take_interned(const u8 *p, const u8 *end, const struct sequence *s) {
+    struct wire w, inner;
+    EACH_FIELD(p, end, w) {
+        u32 kind = w.number == 1 ? CATEGORY : w.number == 2 ? EVENT_NAME : w.number == 3 ? ARG_NAME
+                 : w.number == 29 ? TEXT_VALUE : w.number == 24 ? GPU_STAGE : w.number == 1000 ? GPU_KERNEL
+                 : w.number == 1001 ? LAUNCH_ARG : 0;
+        if (!kind || !w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        u64 number = 0;
+        i32 text = NO_STRING;
+        EACH_FIELD(q, stop, inner) {
+            if (inner.number == 1) number = inner.value;
+            if (inner.bytes && (inner.number == 2 || (inner.number == 3 && kind == GPU_KERNEL))) text = text_of(&inner);
+        }
+        if (text != NO_STRING) set_meaning(number, s->state << 4 | kind, text);
+    }
+}
+
+/* Return the number at the end of a text, or -1. */
+static i64 last_number(i32 text) {
+    if (text == NO_STRING) return -1;
+    const struct text *t = &texts[text];
+    u32 at = t->length;
+    while (at && is_digit(t->bytes[at - 1])) at--;
+    if (at == t->length || t->length - at > 9) return -1;
+    u64 value;
+    short_digits(t->bytes + at, &value);
+    return (i64)value;
+}
+
+static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
+    struct wire w, inner;
+    EACH_FIELD(p, end, w) {
+        if (!w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        if (w.number == 3) {
+            struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
+            EACH_FIELD(q, stop, inner) {
+                if (inner.number == 1) a.name = interned_text(s, LAUNCH_ARG, inner.value);
+                if (inner.number == 3 || inner.number == 4) { a.kind = WHOLE; a.value = inner.value; }
+            }
+            const struct key *k = a.name == NO_STRING || texts[a.name].length > MAX_KEY_LENGTH
+                ? 0 : find_key(texts[a.name].bytes, texts[a.name].length);
+            if (k && a.kind == WHOLE) put_value(k, q, q, s, &a);
+            continue;
+        }
+        u64 size[4] = {0};
+        u8 text[80];
+        EACH_FIELD(q, stop, inner) if (inner.number < 4) size[inner.number] = inner.value & 0xffffffff;
+        json = text;
+        json_end = text + sizeof text;
+        put_bytes("[", 1);
+        for (u32 i = 1; i < 4; i++) { put_digits(size[i], 1); put_bytes(i < 3 ? ", " : "]", i < 3 ? 2 : 1); }
+        put_arg(w.number == 1 ? grid_column : block_column, intern(text, (u32)(json - text), TEXT_JSON));
+    }
+}
+
+static void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+    struct wire w, inner;
+    i32 stage = NO_STRING, queue = NO_STRING, name = NO_STRING, kernel = NO_STRING;
+    u64 duration = 0, device = 0, event = 0;
+    const u8 *start = p;
+    EACH_FIELD(p, end, w) {
+        switch (w.number) {
+        case 1: event = w.value; break;
+        case 2: duration = w.value; break;
+        case 11: device = w.value; break;
+        case 13: queue = interned_text(s, GPU_STAGE, w.value); break;
+        case 14: stage = interned_text(s, GPU_STAGE, w.value); break;
+        case 17: if (w.bytes) name = text_of(&w); break;
+        case 19: kernel = interned_text(s, GPU_KERNEL, w.value); break;
+        case 20: name = interned_text(s, EVENT_NAME, w.value); break;
+        }
+    }
+    if (UNLIKELY(p < end)) { counts.malformed++; return; }
+    if (UNLIKELY((i64)duration < 0)) { counts.bad_time++; return; }
+    i64 stream = last_number(queue);
+    if (stream >= 0) put_arg(stream_column, stream);
+    put_arg(device_column, (i64)(i32)device);
+    if (event && !(event >> 63)) put_arg(correlation_column, (i64)event);
+    for (p = start; p < end;) {
+        p = next_wire(p, end, &w);
+        if (!w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        if (w.number == 21) take_launch(q, stop, s);
+        if (w.number != 6) continue;
+        struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
+        const u8 *key = 0;
+        EACH_FIELD(q, stop, inner) {
+            if (!inner.bytes || (inner.number == 1 && inner.value > MAX_KEY_LENGTH)) break;
+            if (inner.number == 1) { key = inner.bytes; a.name_length = (u32)inner.value; }
+            if (inner.number == 2) { a.kind = STRING; a.bytes = inner.bytes; a.length = (u32)inner.value; }
+        }
+        const struct key *k = a.name_length && a.kind == STRING ? find_key(key, a.name_length) : 0;
+        if (k) put_value(k, q, q, s, &a);
+    }
+    if (name == NO_STRING) name = kernel == NO_STRING ? stage : kernel;
+    i64 tid = stream >= 0 || queue == NO_STRING ? stream : STRING_ID_BASE + queue;
+    add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
+}
+
+/* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
+static int take_packet(const u8 *p, const u8 *end) {
+    struct wire w, inner;
+    const u8 *event = 0, *event_end = 0, *interned = 0, *interned_end = 0, *defaults = 0, *defaults_end = 0;
+    const u8 *clocks = 0, *clocks_end = 0;
+    u64 time = 0, clock = 0, sequence = 0, flags = 0;
+    u32 has_time = 0, lost = 0, event_kind = 0;
+    EACH_FIELD(p, end, w) {
+        switch (w.number) {
+        case 8: time = w.value; has_time = 1; break;
+        case 58: clock = w.value; break;
+        case 10: sequence = w.value; break;
+        case 13: flags |= w.value; break;
+        case 41: flags |= w.value != 0; break;
+        case 42: lost = w.value != 0; break;
+        case 11: case 53: case 60: case 50: case 133:
+            event = w.bytes; event_end = event + w.value; event_kind = w.number; break;
+        case 12: interned = w.bytes; interned_end = interned + w.value; break;
+        case 59: defaults = w.bytes; defaults_end = defaults + w.value; break;
+        case 6: clocks = w.bytes; clocks_end = clocks + w.value; break;
+        }
+    }
+    if (p < end) return 0;
+    struct sequence *s = sequence_of(sequence & 0xffffffff);
+    if (flags & 1) {
+        s->state = ++num_states;
+        s->default_clock = 0;
+        s->default_track = 0;
+        if (num_states >> 27) exhausted = 1;
+    }
+    if (lost) add_row('L', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
+    if (UNLIKELY(defaults != 0)) {
+        EACH_FIELD(defaults, defaults_end, w) {
+            if (w.number == 58) s->default_clock = (u32)w.value;
+            if (w.number != 11 || !w.bytes) continue;
+            const u8 *q = w.bytes, *stop = q + w.value;
+            EACH_FIELD(q, stop, inner) if (inner.number == 11) s->default_track = inner.value;
+        }
+    }
+    if (UNLIKELY(clocks != 0)) { take_clocks(clocks, clocks_end, s); has_time = 0; }
+    if (UNLIKELY(interned != 0)) take_interned(interned, interned_end, s);
+    i64 ts = has_time ? time_of(s, (u32)clock, time) : NONE_NS;
+    if (!event) return 1;
+    if (event_kind == 60) take_track(event, event_end);
+    else if (event_kind == 50 || event_kind == 133) add_row('Z', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
+    else if (!has_time) counts.bad_time++;
+    else if (event_kind == 11) take_track_event(event, event_end, s, ts);
+    else take_gpu_event(event, event_end, s, ts);
+    return 1;
+}
+
+static i32 column_of(const char *name, u32 length) { return find_key((const u8 *)name, length)->column; }
+
+static int allocate_packets(void) {
+    sequences = allocate(MAX_SEQUENCES * sizeof *sequences);
+    lately = allocate(LATELY * sizeof *lately);
+    set_meaning(0, TRACK, 0);
+    if (!sequences || !meanings || !lately) return 0;
+    label_column = column_of("labels          ", 6);
+    correlation_column = column_of("correlation     ", 11);
+    device_column = column_of("device          ", 6);
+    stream_column = column_of("stream          ", 6);
+    grid_column = column_of("grid            ", 4);
+    block_column = column_of("block           ", 5);
+    return 1;
+}
+
+/* Return whether all bytes are fields, as those of a packet are. */
+static int is_packet(const u8 *p, const u8 *end) {
+    struct wire w;
+    u32 fields = 0;
+    EACH_FIELD(p, end, w) { fields++; waste += 8; }
+    return fields && p == end;
+}
+
+/* Read packets from `*at` on; returns a status, with `*at` behind what was read. `*lost`: search for a packet first. */
+static enum status read_packets(const u8 **at, int *lost) {
+    const u8 *p = *at, *body;
+    enum status status = NEED_MORE;
+    for (;;) {
+        u64 length;
+        if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
+        if (UNLIKELY(rows + ROWS_OF_A_PACKET > ROW_CAPACITY)) { status = ROWS_FULL; break; }
+        if (UNLIKELY(p >= block_end)) { status = is_final ? ARRAY_END : NEED_MORE; p = block_end; break; }
+        body = *p == 0x0a ? varint(p + 1, &length) : 0;
+        int is_one = body && length <= (*lost ? MAX_LOST_PACKET : MAX_PACKET);
+        if (UNLIKELY(is_one && (body > block_end || length > (u64)(block_end - body)))) {
+            if (!is_final) break;
+            is_one = 0;
+            cut = 1;
+        }
+        if (UNLIKELY(*lost)) {
+            const u8 *end = body + length;
+            is_one = is_one && is_packet(body, end) && (end >= block_end || *end == 0x0a);
+            if (waste > max_waste) { p = block_end; continue; }
+            if (!is_one) { p++; continue; }
+            *lost = 0;
+            counts.malformed += (u32)cut; /* not the end of the file, then */
+            cut = 0;
+        }
+        if (LIKELY(is_one && take_packet(body, body + length))) { p = body + length; continue; }
+        note_bad(p);
+        counts.malformed += !cut;
+        *lost = !is_one || (body + length < block_end && body[length] != 0x0a);
+        p = *lost ? p + 1 : body + length;
+    }
+    *at = p;
+    return status;
+}
