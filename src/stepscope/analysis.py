@@ -18,6 +18,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Conclusion, Diagnosis, conclude, diagnose
 from stepscope.document.report import CodeView, code_view, report_json
 from stepscope.document.rows import TABLES
-from stepscope.errors import UsageError
+from stepscope.errors import InputError, UsageError
+from stepscope.records import Row
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.compare import side_by_side
 from stepscope.report.html.page import render_html
@@ -41,11 +43,12 @@ from stepscope.report.pages.compare import comparison_sheet
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import timeline_of
 from stepscope.run.formats import Progress
-from stepscope.run.load import Run
+from stepscope.run.load import Run, read_captures
 from stepscope.run.remote import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.table import Table
 from stepscope.units import json_text, printable
+from stepscope.whatif.memory import memory_job, memory_of, memory_what_if
 from stepscope.whatif.settings import Answer, what_if
 
 PathLike = str | os.PathLike[str]
@@ -63,6 +66,7 @@ def load(
     tokens_per_step: float | None = None,
     samples_per_step: float | None = None,
     peak_tflops: float | None = None,
+    captures: Sequence[PathLike] = (),
     full_ranks: int | None = None,
     jobs: int | None = None,
     cache: bool = True,
@@ -71,9 +75,10 @@ def load(
 ) -> "Analysis":
     """Return the analysis of a run folder, a trace, a folder or glob of traces, an address of one, or a list of them.
 
-    The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
-    once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`. Of more than
-    `full_ranks` ranks (128 by default) that number is analysed in full, and `warnings` says which.
+    The numbers are what the files do not say; each goes before what they do say. `captures` are traces of captures of
+    CUDA graphs. `jobs` is the number of files read at once. A rank that cannot be read is a line in `warnings`; if none
+    can, that is an `InputError`. Of more than `full_ranks` ranks (128 by default) that number is analysed in full, as
+    `warnings` says.
     """
     many = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else [os.fspath(path)]  # type: ignore[arg-type]
     copies, forget = copies_kept(many)
@@ -90,6 +95,8 @@ def load(
         forget()
         raise
     run = named_as_given(run, copies)
+    if captures:
+        run = replace(run, captures=(*run.captures, *read_captures(map(Path, captures))))
     weakref.finalize(run, forget)
     known = GivenValues(
         flops_per_step=flops_per_step,
@@ -161,6 +168,17 @@ class Analysis(Plots):
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
         return what_if(self.account, settings)
+
+    def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[Row, ...]:
+        """Return the peak of a rank (the fullest by default) with each change alone: `"checkpointing"`, `"zero=2"`,
+        `"offload=optimizer"`, `"batch=2x"`; estimated from measured sizes.
+        """
+        found = memory_of(self.account, rank)
+        if found is None:
+            raise InputError("memory of that rank was not recorded; record with `stepscope record --memory`")
+        one, moments = found
+        job = memory_job(self.account, one)
+        return tuple(memory_what_if(change, moments, job) for change in changes)
 
     def without(self, *owners: str, scale: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Answer:
         """Return the step without lines (`"train.py:42"`) or modules (`"module:layers.*.bn"`) of the user's code.

@@ -15,7 +15,9 @@ import torch
 from tests.limits import HANG_S
 
 import stepscope
+from stepscope.analyze.memory_snapshot import snapshot_view
 from stepscope.record.quick_check import quick_check
+from stepscope.trace.memory_snapshot import read_memory_snapshot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -189,3 +191,64 @@ def test_quick_check_waits_for_the_device():
     assert found.device == "cuda:0"
     assert all(phase.ms > 0 for phase in found.phases)
     assert torch.equal(model.weight, weight)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_real_out_of_memory_error_leaves_its_history(tmp_path, where):
+    """The line, the module and the size of a request that the device cannot satisfy, on the thread that made it."""
+    script = tmp_path / "job.py"
+    script.write_text(OUT_OF_MEMORY)
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.cli.main",
+        "record",
+        "--out",
+        str(tmp_path / "run"),
+        "--memory",
+        "--light",
+    ]
+    done = subprocess.run(
+        [*command, "--", sys.executable, str(script), where], stderr=subprocess.PIPE, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 1 and "OutOfMemoryError" in done.stderr.splitlines()[-1] + done.stderr[-2000:]
+    view = snapshot_view(read_memory_snapshot(tmp_path / "run" / "rank00000.oom.memory.pickle"))
+    error = view.out_of_memory
+    assert error.requested_bytes >= 1 << 42 and error.device_free_bytes < 1 << 42
+    line = next(n for n, text in enumerate(OUT_OF_MEMORY.splitlines(), 1) if f"# {where}" in text)
+    assert error.place.split(" ")[0].endswith(f"job.py:{line}")
+    assert error.module == ("1" if where == "forward" else None)
+    assert error.by_purpose["weights"] == 4 * 64 * 64
+
+
+OUT_OF_MEMORY = """
+import sys
+import torch
+
+where = sys.argv[1]
+
+
+class Large(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.new_empty(1 << 40) if step == 2 and where == "backward" else grad  # backward
+
+
+class Last(torch.nn.Module):
+    def forward(self, x):
+        if step == 2 and where == "forward":
+            x.new_empty(1 << 40)  # forward
+        return Large.apply(x)
+
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), Last()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(4):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

@@ -33,7 +33,7 @@ COMMANDS = {
     "health": ["health", "late", "--guides", "--fail-on", "stragglers.count>0"],
     "history": ["history", "runs", "--by", "host"],
     "job": ["job", "job/run"],
-    "memory": ["memory", str(DATA / "memory_snapshot" / "snapshot.pickle.gz")],
+    "memory": ["memory", str(DATA / "memory_snapshot" / "snapshot.pickle.gz"), "--what-if", "batch=2x"],
     "report-runs": ["report", "both"],
     "sql": ["sql", "owned", QUERY],
     "whatif": ["whatif", "late", "--set", "straggler=off"],

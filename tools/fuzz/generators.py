@@ -210,6 +210,9 @@ SIDES = (
     Side("job.nccl.log", "nccl_logs/nccl_vm_1059.log", (("import", "job.nccl.log", "--into", "run", "--force"),)),
     Side("run/job.nccl.log", "nccl_logs/nccl_vm_1060.log"),
     Side("run/rank00001.pt.trace.json.gz", "gloo-linear/rank00001.pt.trace.json.gz"),
+    Side("run/rank00001.inductor.json", "side_files/inductor.json"),
+    Side("run/rank00001.capture.0.pt.trace.json.gz", "gloo-linear/rank00001.pt.trace.json.gz"),
+    Side("run/rank00000.oom.memory.pickle", "side_files/memory.pickle", (("memory", "run", "--json", "-"),)),
     Side(
         "run/window1/rank00000.pt.trace.json.gz",
         "gloo-linear/rank00000.pt.trace.json.gz",

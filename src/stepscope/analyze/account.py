@@ -35,6 +35,7 @@ from stepscope.analyze.data_parallel import (
 )
 from stepscope.analyze.efficiency import GivenValues, efficiency, waterfall
 from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, kernel_costs
+from stepscope.analyze.links import with_links
 from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import serving_of
@@ -203,7 +204,8 @@ class Account(ArrayRecord):
     @_isolated("source lines", _no_ranks)
     def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
-        if not self.run.owners and not any((rank.kinds == EventKind.PYTHON).any() for rank in self.run.ranks):
+        recorded = self.run.owners or self.run.captures or self.run.kernel_lines
+        if not recorded and not any((rank.kinds == EventKind.PYTHON).any() for rank in self.run.ranks):
             return _no_ranks(self)
         from stepscope.analyze.match_owners import ownership_of
 
@@ -290,7 +292,8 @@ class Account(ArrayRecord):
 
     @_isolated("collectives", lambda _: [])
     def collectives(self) -> list[Row]:
-        return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
+        rows = collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
+        return with_links(rows, self.run, self.chip.chip)
 
     @_isolated("late rank")
     def late_rank(self) -> int | None:

@@ -46,6 +46,7 @@ from stepscope.analyze.phases import (
     Marks,
     Regions,
     StepPeriods,
+    graph_launches,
     host_regions,
     marks_of,
     profiled_step_ns,
@@ -402,11 +403,24 @@ def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s)
     cause = np.full(len(idle), NOTHING, np.uint8)
     cause[queued] = np.where(long, np.where(elsewhere, Cause.OTHER_STREAM, Cause.QUEUED), Cause.TURNAROUND)[queued]
     cause[launched == np.iinfo(np.int64).max] = Cause.UNKNOWN
+    cause[_may_run_graphs(rank, idle, next_work)] = Cause.UNKNOWN
     for last in np.flatnonzero((next_work < 0) & (idle.end - idle.start >= STALL_NS)).tolist():
         frames = _spans(rank, np.flatnonzero(of_kinds(rank.kinds, (EventKind.PYTHON,))), None)
         if 2 * clip(frames, int(idle.start[last]), int(idle.end[last])).total_ns > idle.end[last] - idle.start[last]:
             cause[last] = Cause.STALL  # the host runs Python to the end of the step and launches nothing
     return cause
+
+
+def _may_run_graphs(rank: Rank, idle: Intervals, next_work: Int64s) -> npt.NDArray[np.bool_]:
+    """Return the gaps in which a graph may have run whose kernels were not recorded: launched after all work before."""
+    launches_ns = np.sort(rank.trace["ts_ns"][graph_launches(rank)[1]])
+    if not len(launches_ns):
+        return np.zeros(len(idle), bool)
+    launch = rank.work.launch_row
+    before_ns = np.where(launch >= 0, rank.trace["ts_ns"][launch], np.iinfo(np.int64).min)
+    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(before_ns))
+    since = latest[np.where(next_work >= 0, next_work, len(launch))]
+    return np.searchsorted(launches_ns, idle.end) > np.searchsorted(launches_ns, since)
 
 
 def _stream_before(rank: Rank, moment: Int64s) -> Int64s:

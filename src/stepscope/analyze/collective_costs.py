@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stepscope.analyze.budget import RankBudget
 from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, recorded_events, running_operators, spans
 from stepscope.analyze.kernels import KernelCosts
+from stepscope.analyze.links import reaches
 from stepscope.analyze.phases import StepPeriods, device_window, step_periods
 from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import (
@@ -286,7 +287,7 @@ def own_ns(own: OwnTime, steps: Steps, waits: Intervals) -> Floats:
     return np.maximum(host, own.device_ns - idle)
 
 
-_KEPT_OF_HEADER = ("host_name", "hostname", "trace_id", "nsight")
+_KEPT_OF_HEADER = ("host_name", "hostname", "deviceProperties", "trace_id", "nsight")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -410,9 +411,15 @@ def late_rank(shared: AlignedRun) -> int | None:
     return _latest(shared, np.ones(len(shared.matches), bool))
 
 
+#: operation, process group on all ranks, and whether it stays within a node
+_Kind = tuple[str, Group, str | None]
+
+
 def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) -> list[Row]:
-    """Return one row per operation and process group over the window, the most expensive first."""
-    parts: dict[tuple[str, Group], list[Row]] = defaultdict(list)
+    """Return one row per operation and process group over the window, the most expensive first; of a group whose
+    operations are within nodes and between nodes one row of each.
+    """
+    parts: dict[_Kind, list[Row]] = defaultdict(list)
     fastest = _fastest_transfers(shared)
     for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
         c = rank.collectives
@@ -420,8 +427,10 @@ def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) 
             continue
         exposed, wait = covered_ns(account.exposed_comm, c.start_ns, c.end_ns), shared.wait_ns[index]
         inside = (c.step >= 0) | (len(rank.steps) == 0)
-        for code, group in {(int(o), int(g)) for o, g in zip(c.op[inside], c.group[inside], strict=True)}:
-            rows = np.flatnonzero(inside & (c.op == code) & (c.group == group))
+        reach, reached = reaches(shared.run, index)
+        kinds = np.stack((c.op, c.group, reached), axis=1).astype(np.int64)
+        for code, group, at in distinct_rows(kinds[inside]).tolist():
+            rows = np.flatnonzero(inside & (kinds == (code, group, at)).all(axis=1))
             sizes, matched = c.full_bytes[rows], rows[wait[rows] >= 0]
             part = Row(
                 count=len(rows),
@@ -432,10 +441,11 @@ def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) 
                 # as the rank that saw the transfer undisturbed had it
                 fastest_ns=int(fastest[index][matched].sum()),
                 matched=len(matched),
+                reach=reach[at],
             )
-            parts[OPS[code], _across_ranks(c.groups[group])].append(part)
+            parts[OPS[code], _across_ranks(c.groups[group]), reach[at].span].append(part)
     late = _late_ranks(shared)
-    table = [_row(op, group, listed, late.get((op, group))) for (op, group), listed in parts.items()]
+    table = [_row(*kind, listed, late.get(kind)) for kind, listed in parts.items()]
     return sorted(table, key=lambda r: -((r.transfer_ns or 0) + (r.wait_ns or 0) + r.exposed_ns))
 
 
@@ -461,8 +471,9 @@ def _fastest_transfers(shared: AlignedRun) -> list[Int64s]:
     return out
 
 
-def _row(op: str, group: Group, parts: list[Row], late_rank: int | None) -> Row:
+def _row(op: str, group: Group, span: str | None, parts: list[Row], late_rank: int | None) -> Row:
     """Return means over the ranks that took part."""
+    found = [part.pop("reach") for part in parts]
     mean = Row({name: float(np.mean([part[name] for part in parts])) for name in parts[0]})
     known, whole = not np.isnan(mean.size_bytes), mean.matched == mean.count
     algbw = mean.size_bytes / mean.fastest_ns if known and mean.size_bytes and mean.fastest_ns and whole else None
@@ -478,17 +489,24 @@ def _row(op: str, group: Group, parts: list[Row], late_rank: int | None) -> Row:
         busbw_gb_per_s=None if algbw is None else algbw * bus_factor(op, group.size or len(parts)),
         late_rank=late_rank,  # the rank that the others waited for the most, where the clocks allow to say
         unmatched=sum(part.count - part.matched for part in parts),
+        fastest_ns=mean.fastest_ns,
+        span=span,
+        nodes=max(len(reach.members) for reach in found) or None,
+        share=float(np.mean([reach.share for reach in found])) if span else None,
+        leaving=found[0].leaving(op) if len({reach.members for reach in found}) == 1 else None,
     )
 
 
-def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
-    matches = shared.matches
-    rows: dict[tuple[str, Group], list[tuple[int, int]]] = {}
-    for op, group in distinct_rows(np.stack((matches.op, matches.group), axis=1)).tolist():
-        rows.setdefault((OPS[op], _across_ranks(matches.groups[group])), []).append((op, group))
-    kind = matches.op.astype(np.int64) * len(matches.groups) + matches.group
-    codes = {key: [op * len(matches.groups) + group for op, group in listed] for key, listed in rows.items()}
-    return {key: _latest(shared, among(kind, listed)) for key, listed in codes.items()}
+def _late_ranks(shared: AlignedRun) -> dict[_Kind, int | None]:
+    matches, reached = shared.matches, [reaches(shared.run, index) for index in range(len(shared.run.ranks))]
+    chosen: dict[_Kind, list[int]] = defaultdict(list)
+    first = matches.first[:-1]
+    each = (matches.op, matches.group, matches.rank_index[first], matches.row[first])
+    for n, (op, group, index, row) in enumerate(np.stack(each, axis=1).tolist()):
+        reach, number = reached[index]
+        chosen[OPS[op], _across_ranks(matches.groups[group]), reach[number[row]].span].append(n)
+    every = np.arange(len(matches))
+    return {kind: _latest(shared, among(every, listed)) for kind, listed in chosen.items()}
 
 
 def _latest(shared: AlignedRun, chosen: npt.NDArray[np.bool_]) -> int | None:

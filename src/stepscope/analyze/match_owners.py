@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.graph_launches import launches_graphs, with_captures, with_kernel_lines
 from stepscope.analyze.host_time import CALLS, HostCalls, call_stacks
 from stepscope.analyze.ownership import (
     NOBODY,
@@ -23,6 +24,7 @@ from stepscope.analyze.ownership import (
     Stacks,
     host_time,
     joined_owners,
+    unowned,
 )
 from stepscope.analyze.phases import Marks, marks_of
 from stepscope.contract.run_folder import AUTOGRAD, FUNCTIONS, TRAINING
@@ -635,7 +637,35 @@ def collective_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: Ho
 def ownership_of(run: Run) -> tuple[Ownership | None, ...]:
     """Return the owners of each rank: by its file of owners, else by frames in its trace; None where it has neither."""
     by_rank = {owners.rank: owners for owners in run.owners}
-    return tuple(_ownership(rank, by_rank.get(rank.rank), run.source) for rank in run.ranks)
+    found = (_ownership(rank, by_rank.get(rank.rank), run.source) for rank in run.ranks)
+    return tuple(_with_graphs(run, rank, owned) for rank, owned in zip(run.ranks, found, strict=True))
+
+
+def _with_graphs(run: Run, rank: Rank, owned: Ownership | None) -> Ownership | None:
+    """Return the ownership with lines of compiled kernels and of captures; other ranks' captures where it has none."""
+    tables = run.kernel_lines.get(rank.rank, ())
+    if not len(rank.steps) or (owned is None and not run.captures and not tables):
+        return owned
+    owned = owned or _without_owners(rank)
+    owned = with_kernel_lines(owned, tables) if tables else owned
+    if not launches_graphs(rank):
+        return owned
+    ranks = {one.rank for one in run.captures}
+    of = rank.rank if rank.rank in ranks else next(iter(ranks), None)
+    mine = [one for one in run.captures if one.rank == of]
+    known = [
+        ownership_by_frames(one, owners) if owners else _ownership_by_own_frames(one)
+        for one, owners in ((c.trace, c.owners) for c in mine)
+    ]
+    return with_captures(owned, [with_kernel_lines(one, tables) for one in known])
+
+
+def _without_owners(rank: Rank) -> Ownership:
+    calls = operators_and_ranges(rank)
+    none = unowned(len(calls))
+    host = host_time(rank, marks_of(rank), calls, none, None, lambda _, following: unowned(len(following)))
+    work, collectives = unowned(len(rank.work)), unowned(len(rank.collectives))
+    return Ownership(rank, FUNCTIONS, (), Stacks(()), (), calls, none, host, work, collectives, None)
 
 
 def _ownership(rank: Rank, owners: RankOwners | None, source: SourceText) -> Ownership | None:

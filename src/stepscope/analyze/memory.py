@@ -318,29 +318,58 @@ def _like_the_others(blocks: Blocks, category: Categories, here: Mask, older: Ma
     return np.where(keys[i] == wanted, category[ended][first[i]], fallback).astype(np.uint8)
 
 
-# Memory of a rank over the window, by category: the curves behind the peak.
+# Memory of a rank over the window, by category and phase.
+#
+# The curves behind the peak: what is changed in one category changes each of them, and the peak may move.
 
 # bytes by category after each event; None where a category is unknown
 Curves = Mapping[str, Int64s | None]
 
 
-def rank_curves(run: Run, rank: Rank, found: Passes) -> Curves | None:
-    """Return the curves of a rank; None without memory events, or where their blocks or totals are unknown."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Moments(ArrayRecord):
+    """Memory after each event on one device of one rank."""
+
+    #: of training; None where unknown
+    phase: Phases | None
+    #: sums to what is allocated; None where a category is unknown and part of another
+    by_category: Curves
+    #: False where the host's own memory was recorded
+    on_device: bool
+    #: False where what was there before the profiler is not in it
+    is_whole: bool = True
+
+    @property
+    def allocated_bytes(self) -> Int64s:
+        """Return the sum of all categories."""
+        return np.sum([curve for curve in self.by_category.values() if curve is not None], axis=0, dtype=np.int64)
+
+    def most(self, category: str) -> int | None:
+        """Return the most that was held of a category, None where it is unknown."""
+        curve = self.by_category.get(category)
+        return None if curve is None else int(curve.max(initial=0))
+
+
+def rank_moments(run: Run, rank: Rank, found: Passes) -> Moments | None:
+    """Return the moments of a rank; None without memory events, or where their blocks or totals are unknown."""
     events, older = held_events(run, rank)
     blocks = blocks_of(events) if events else None
     if events is None or blocks is None or events.before_bytes is None:
         return None
-    return category_curves(events, categorised(events, blocks, found, rank.steps), older)
+    curves = category_curves(events, categorised(events, blocks, found, rank.steps), older)
+    phase = found.at(events.time_ns, events.thread) if found.known else None
+    return Moments(phase, curves, on_device=not events.on_host, is_whole=older.is_known)
 
 
-def snapshot_curves(by_purpose: Mapping[str, tuple[int, ...] | None]) -> Curves | None:
-    """Return the curves of a snapshot's timeline, None where it has no history."""
+def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None], phases: Sequence[str]) -> Moments | None:
+    """Return the moments of a snapshot's timeline, None where it has no history."""
     if not any(by_purpose.values()):
         return None
-    return {
+    curves = {
         "temporary" if name == "temporaries" else name: None if curve is None else np.array(curve, np.int64)
         for name, curve in by_purpose.items()
     }
+    return Moments(np.array([Phase[name.upper()] for name in phases], np.uint8), curves, on_device=True)
 
 
 def category_curves(events: MemoryEvents, categories: CategorisedBlocks, older: FromBefore) -> Curves:
@@ -708,7 +737,7 @@ _NO_MODEL = "the run's description does not give the model's parameters"
 _NO_SHAPE = "it takes the model's shape, which is not recorded: stepscope predict memory"
 
 
-def predicted_states(description: Mapping[str, Any], curves: Curves | None) -> tuple[Row, ...]:
+def predicted_states(description: Mapping[str, Any], moments: Moments | None) -> tuple[Row, ...]:
     """Return predicted next to measured memory; empty if neither is known."""
     weights = _share_of_weights(description, "local_parameters")
     trained = _share_of_weights(description, "trainable_parameters")
@@ -729,7 +758,7 @@ def predicted_states(description: Mapping[str, Any], curves: Curves | None) -> t
         Row(
             category=category,
             predicted_bytes=size,
-            measured_bytes=None if (curve := (curves or {}).get(category)) is None else int(curve.max(initial=0)),
+            measured_bytes=moments.most(category) if moments else None,
             reason=None if size is not None else why,
         )
         for category, size, why in rows

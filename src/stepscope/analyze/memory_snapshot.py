@@ -457,6 +457,7 @@ def snapshot_view(
     `storages` has the job's own labels of memory by address, `bucket_bytes` the sizes of DDP's buckets.
     """
     history = history_of(snapshot)
+    storages, bucket_bytes = snapshot.storages or storages, snapshot.bucket_bytes or bucket_bytes
     purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
     places = _block_places(snapshot, history)
     last, allocated = len(snapshot.action) - 1, history.allocated_bytes
@@ -494,7 +495,41 @@ def snapshot_view(
         },
         by_owner=_owner_curves(history, places, peak, at),
         phases=[Part(part).name.lower() for part in purposes.part[at].tolist()],
+        out_of_memory=_out_of_memory(snapshot, history, purposes, places, reasons),
         reasons=reasons,
+    )
+
+
+def _out_of_memory(
+    snapshot: MemorySnapshot, history: History, purposes: Purposes, places: Sequence[str], reasons: Mapping[str, str]
+) -> Row | None:
+    """Return the request that failed and what was alive then; None where none did."""
+    error = snapshot.out_of_memory
+    if error is None:
+        return None
+    moment = _moment(snapshot, history, purposes, places, error.event - 1, reasons)
+    frames = [snapshot.frames[f] for f in snapshot.stacks[error.stack]] if error.stack >= 0 else []
+    kind, free = _StackKind.of(frames), error.free_bytes
+    largest = max((b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated), default=0)
+    part = _part_of(kind, Part.FORWARD, has_python=False)
+    by_part = (WEIGHTS if kind.builds else ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE)
+    reserved = snapshot.reserved_bytes if moment.reserved_bytes is None else moment.reserved_bytes
+    return Row(
+        moment,
+        requested_bytes=error.requested_bytes,
+        place=_place(frames) if frames else None,
+        module=error.module,
+        # of the request, by its stack
+        purpose=PURPOSES[COMMUNICATION if kind.communicates else by_part[part]] if frames else None,
+        phase=part.name.lower(),
+        device_free_bytes=free,
+        largest_free_bytes=largest,
+        limit_bytes=error.limit_bytes,
+        # what it holds and what the device has left: more than this it cannot have
+        reachable_bytes=None if free is None else reserved + free,
+        missing_bytes=None if free is None else max(0, error.requested_bytes - max(free, largest)),
+        expandable=snapshot.expandable,
+        has_whole_step=bool(len(purposes.step_ends) and purposes.step_ends[0] < error.event),
     )
 
 

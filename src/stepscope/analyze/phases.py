@@ -102,6 +102,13 @@ def regions(rank: Rank, marks: Marks | None = None) -> Regions:
 
 
 @once_per_record
+def graph_launches(rank: Rank) -> tuple[Rows, Rows]:
+    """Return the launches of graphs, and those of them of which nothing on the device was recorded."""
+    rows = rank.rows_named(lambda name: bool(_GRAPH_LAUNCH.search(name)), EventKind.RUNTIME)
+    return rows, rows[~among(rows, rank.work.launch_row)]
+
+
+@once_per_record
 def marks_of(rank: Rank) -> Marks:
     """Return the marks that a rank's host left."""
     trace = rank.trace

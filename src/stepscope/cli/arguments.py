@@ -64,6 +64,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     }
     add_options(group, options, type=above_zero)
     group.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with additional chips")
+    group.add_argument(
+        "--capture",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="trace of the capture of CUDA graphs, for the lines of their kernels",
+    )
     group.add_argument("--jobs", type=at_least_one, metavar="N", help="files read in parallel (default: all cores)")
     group.add_argument(
         "--engine",

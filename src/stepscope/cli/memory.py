@@ -4,8 +4,11 @@ examples:
   stepscope memory run-folder/
   stepscope memory snapshot.pickle --html memory.html
   stepscope memory run-folder/ --rank 1 --json -
+  stepscope memory run-folder/ --what-if checkpointing --what-if zero=2 --what-if batch=2x
 
-A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces.
+Changes: checkpointing[=LAYERS], zero=1|2|3, offload=optimizer, batch=N|2x; estimated from measured sizes.
+A snapshot is what torch.cuda.memory._dump_snapshot wrote, or `stepscope record --memory` next to the traces, also at
+an out-of-memory error: then the failed request and what would have let it fit are shown first.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from stepscope.errors import InputError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.analyze.memory import Curves
+    from stepscope.analyze.memory import Moments
     from stepscope.records import Row
 
 
@@ -27,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", metavar="RUN|SNAPSHOT", nargs="+", help="run folder, traces, or memory snapshots")
     parser.add_argument("--rank", type=at_least_zero, metavar="R", help="one rank (default: highest peak)")
+    parser.add_argument(
+        "--what-if", metavar="CHANGE", action="append", default=[], help="the peak with one thing changed; repeatable"
+    )
     add_json(parser, "all ranks as JSON")
     add_html(parser)
     add_run_options(parser)
@@ -37,13 +43,22 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.analyze.memory import predicted_states
     from stepscope.document.live import memory_document
     from stepscope.report.pages.memory import memory_sheet
+    from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, would_have_fitted
 
     check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
-    rank, curves = _held(account, snapshots, args.rank)
-    predicted = predicted_states(account.run.description, curves) if account else ()
-    document = memory_document(account, snapshots, predicted=predicted, warnings=unreadable, of_rank=rank)
+    rank, moments = _held(account, snapshots, args.rank)
+    predicted = predicted_states(account.run.description, moments) if account else ()
+    needs_job = args.what_if or any(view.out_of_memory for view in snapshots.values())
+    of = [one for one in account.run.ranks if one.rank == rank] if account and needs_job else []
+    job = memory_job(account, of[0]) if account and of else MemoryJob()
+    what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
+    for failed in (view for view in snapshots.values() if view.out_of_memory):
+        failed.out_of_memory["fits"] = would_have_fitted(failed, job)
+    document = memory_document(
+        account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
+    )
     _check_rank(document, args.rank)
     show(args, document, lambda: memory_sheet(document, rank=args.rank))
     code = warn_incomplete(account) if account else 0
@@ -98,18 +113,17 @@ def _account(args: argparse.Namespace, has_snapshots: bool) -> "Account | None":
 
 def _held(
     account: "Account | None", snapshots: "dict[int | None, Row]", rank: int | None
-) -> "tuple[int | None, Curves | None]":
-    from stepscope.analyze.memory import rank_curves, snapshot_curves
+) -> "tuple[int | None, Moments | None]":
+    from stepscope.analyze.memory import snapshot_moments
+    from stepscope.whatif.memory import memory_of
 
-    wanted = rank if rank is not None or account is None or account.memory is None else account.memory.fullest_rank
-    ranks = zip(account.run.ranks, account.strategy.passes, strict=True) if account else ()
-    for one, passes in ranks:
-        if account and one.rank == wanted and (curves := rank_curves(account.run, one, passes)) is not None:
-            return one.rank, curves
+    found = memory_of(account, rank) if account else None
+    if found is not None and found[1] is not None:
+        return found[0].rank, found[1]
     if shown := _fullest_first(snapshots, rank):
         fullest, view = shown[0]
-        return fullest, snapshot_curves(view.by_purpose)
-    return wanted, None
+        return fullest, snapshot_moments(view.by_purpose, view.phases)
+    return rank if found is None else found[0].rank, None
 
 
 def _fullest_first(snapshots: "dict[int | None, Row]", rank: int | None) -> "list[tuple[int | None, Row]]":

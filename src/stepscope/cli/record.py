@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stacks": "record Python stacks",
         "--no-owners": "no step with Python frames after the profiled ones",
         "--no-source": "keep no text of your files in the run folder",
+        "--graphs": "record lines inside CUDA graphs and compiled kernels; watches captures with the profiler",
         "--memory": "record memory: every step, and CUDA's memory history",
         "--nccl-log": "keep NCCL's own log of each rank",
     }
@@ -119,6 +120,7 @@ def _config_of(args: argparse.Namespace) -> RecordConfig:
         with_stack=args.stacks,
         owners=not args.no_owners,
         source=not args.no_source,
+        graphs=args.graphs,
         profile_memory=args.memory,
         memory=args.memory,
         memory_history=args.memory,

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope import later_writes
 from stepscope.additions import rooms
 from stepscope.cli.outputs import reading_progress, warn, work_progress
 from stepscope.contract.run_folder import RUN_JSON, json_object_in
 from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.later_writes import begin as begin_writing, write_later
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -63,7 +63,7 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> "Run":
             _read_on_cluster(args, [source.path for source in sources.files])
         with reading_progress() as progress:
             name = run_name(given, sources.folder)
-            found = load_sources(sources, name=name, progress=progress, write_later=later_writes.write_later, **how)
+            found = load_sources(sources, name=name, progress=progress, write_later=write_later, **how)
     return as_given(args, found)
 
 
@@ -73,6 +73,10 @@ def account_with(args: argparse.Namespace, run: "Run", *, unprofiled_ms: float |
     from stepscope.analyze.efficiency import GivenValues
     from stepscope.cost.chips import load_chips
 
+    if args.capture:
+        from stepscope.run.load import read_captures
+
+        run = replace(run, captures=(*run.captures, *read_captures(args.capture)))
     names = ("flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
     account = account_of(
         run,
@@ -80,7 +84,7 @@ def account_with(args: argparse.Namespace, run: "Run", *, unprofiled_ms: float |
         unprofiled_ms=unprofiled_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
-    later_writes.begin()
+    begin_writing()
     return account
 
 
@@ -157,7 +161,7 @@ _CALIBRATION = "calibration.json"
 
 def cache_key(args: argparse.Namespace, given: list[str] | str) -> dict[str, Any] | None:
     """Return what cached results of a run depend on and where they are; None if nothing may be cached."""
-    if args.no_cache or args.hardware:
+    if args.no_cache or args.hardware or args.capture:
         return None
     unprofiled = args.unprofiled_step_ms if given == args.run else None
     options = {"unprofiled_step_ms": unprofiled, **{name: getattr(args, name) for name in _ACCOUNT_OPTIONS}}

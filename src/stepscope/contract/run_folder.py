@@ -55,9 +55,15 @@ def steps_file(rank: int) -> str:
     return rank_file(rank, "steps.jsonl")
 
 
-def owners_file(rank: int) -> str:
-    """Return the name of one rank's owners: the lines of one step's operators."""
-    return rank_file(rank, "owners.json.gz")
+def owners_file(rank: int, *, of: str = "") -> str:
+    """Return the name of one rank's owners: the lines of one step's operators, or those of a capture."""
+    return rank_file(rank, f"{of}owners.json.gz")
+
+
+# of a trace that was recorded while CUDA graphs were captured, and of its owners: no rank of its own
+CAPTURE = "capture."
+# of the lines of compiled kernels
+INDUCTOR = "inductor.json"
 
 
 def facts_file(rank: int) -> str:

@@ -268,11 +268,12 @@ def _narrow_messages(account: Account) -> Measurement:
 def _link_use(account: Account) -> Measurement:
     chip = account.chip.chip
     why_not = "the links of the device are not in the hardware table; stepscope calibrate measures them"
-    link_gb_per_s = _require(chip.link_gb_per_s if chip else None, why_not)
-    rates = [row.busbw_gb_per_s for row in account.collectives if row.busbw_gb_per_s is not None]
-    best = max(_require(rates, "no collective has a measured bandwidth"))
-    how = f"best collective {best:.1f} of {link_gb_per_s:g} GB/s of {chip.link if chip and chip.link else 'the chip'}"
-    return Measurement(100 * best / link_gb_per_s, f"{how}; another network between the ranks has less")
+    _require(chip.link_gb_per_s if chip else None, why_not)
+    rates = [(row.link_pct, row) for row in account.collectives if row.link_pct is not None]
+    why_no_rate = "no collective between ranks on known hosts has a measured bandwidth and a link of known speed"
+    pct, best = max(_require(rates, why_no_rate), key=lambda one: one[0])
+    how = f"{best.op} {best.span}: {best.used_gb_per_s:.1f} of {best.link_gb_per_s:g} GB/s ({best.link})"
+    return Measurement(pct, how)
 
 
 def _sixteen_bit(account: Account) -> Measurement:

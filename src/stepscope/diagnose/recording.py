@@ -29,7 +29,7 @@ from stepscope.analyze.host_time import (
 )
 from stepscope.analyze.kernels import INEFFICIENT
 from stepscope.analyze.owner_places import MOSTLY
-from stepscope.analyze.phases import marks_of, trains
+from stepscope.analyze.phases import graph_launches, marks_of, trains
 from stepscope.cost.chips import Chip, built_in_chips, mfu_peak
 from stepscope.cost.operators import function_of
 from stepscope.errors import TraceError
@@ -383,6 +383,16 @@ def _lost_records(account: Account) -> str | None:
     if not lost or lost <= MOSTLY * launches:
         return None
     return f"cannot be diagnosed: {lost:,} of {launches:,} launches have no record of their work on the device"
+
+
+def _unrecorded_graphs(account: Account) -> str | None:
+    found = [graph_launches(rank) for rank in account.run.ranks if rank.has_device]
+    launches, lost = (sum(len(rows[k]) for rows in found) for k in (0, 1))
+    if lost <= MOSTLY * launches:
+        return None
+    return (
+        f"{lost:,} of {launches:,} launches of CUDA graphs have no record of their kernels: time after them is not idle"
+    )
 
 
 def _unexplained(account: Account) -> str | None:
@@ -759,6 +769,8 @@ LIMITS = (
     Limit("short", _mostly_start, EVERYTHING, "what the program does once it has started", "{longer}"),
     Limit("mostly-host", _mostly_before, EVERYTHING, "what most of the recorded time was spent on", "{code}"),
     Limit("fragment", _few_steps, EVERYTHING, "what most of the window did", "{whole}"),
+    Limit("fragment", _unrecorded_graphs, _IDLE, "what ran in CUDA graphs",
+          "record kernels in graphs (torch.profiler, or nsys profile --cuda-graph-trace=node)"),
     Limit("fragment", _unexplained, _IDLE, "where most of the time went", "{code}"),
     Limit("short", _hardly_any_operation, EVERYTHING, "how a job runs", "{longer}"),
     Limit("device-only", _device_only, HOST_CATEGORIES, "why the device idled",

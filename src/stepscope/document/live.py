@@ -107,11 +107,12 @@ def memory_document(
     snapshots: Mapping[int | None, Row],
     *,
     predicted: Sequence[Row] = (),
+    what_ifs: Sequence[Row] = (),
     of_rank: int | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return `memory` as in the report (null without traces), memory of the logged steps, the snapshots, and
-    predicted next to measured memory of `of_rank`.
+    """Return `memory` as in the report (null without traces), memory of the logged steps, the snapshots, predicted
+    next to measured memory, and the requested changes; the last two of `of_rank` only.
     """
     beside = account.run.beside if account else None
     return {
@@ -126,5 +127,6 @@ def memory_document(
         "snapshots": [{"rank": rank, **view, "path": Path(view.path).name} for rank, view in snapshots.items()],
         "predicted_rank": of_rank,
         "predicted": plain(predicted),
+        "what_ifs": in_ms(what_ifs),
         "warnings": [*warnings, *(account.failures if account else ())],
     }

@@ -9,6 +9,7 @@ import numpy as np
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.budget import PARTS
 from stepscope.analyze.collective_costs import RankAccount
+from stepscope.analyze.links import link_rows
 from stepscope.analyze.owner_costs import CodeCosts, Cost
 from stepscope.analyze.replay.removal import is_around_step
 from stepscope.contract.run_folder import SCHEMA
@@ -327,6 +328,7 @@ def report_json(account: Account, diagnosis: Diagnosis, *, details: bool = False
         "energy": account.energy,
         "waterfall": json_rows("waterfall", account.waterfall.rows or ()),
         "collectives": json_rows("collectives_by_group", collective_table(account)),
+        "links": json_rows("links", link_rows(account.collectives)),
         **_beside_json(account),
         "operators": json_rows("operators", account.operators.operators[:_REPORT_MAX_ROWS]),
         "kernels": json_rows("kernels", kernel_rows(account.kernels.kernels[:_REPORT_MAX_ROWS])),

@@ -54,6 +54,7 @@ class RecordConfig:
     with_modules: bool = False
     count_flops: bool = True  # one step outside the window is observed with shapes to count its FLOPs
     owners: bool = True  # one more step outside the window is observed with Python frames: whose line each operator is
+    graphs: bool = False  # captures of CUDA graphs are watched with frames, and compiled kernels keep their lines
     source: bool = True  # store the text of the user's files that occur in them
 
     # Budgets: whichever is met first ends the window early; the trace keeps what was recorded.

@@ -12,12 +12,14 @@ Two steps outside the profiled window are measured in detail, which takes millis
 The storages map the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) to their use.
 """
 
+import functools
 import gc
 import json
 import os
 import pickle
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -290,70 +292,161 @@ def _stat(stats: Mapping[str, Any], name: str, when: str) -> int | None:
     return None if found is None else int(found["all"][when])
 
 
-# The CUDA allocator's own history of the window (`--memory`): every allocation with its Python stack, as a pickle.
+# The CUDA allocator's own history (`--memory`): every allocation with its Python stack, as a pickle.
 #
-# The history is switched on where the window begins and off where it ends, unless the job records one: ours would
-# replace it. The file has the format of `torch.cuda.memory._dump_snapshot`, so every viewer of such snapshots reads it.
+#     rank00000.memory.pickle        at the end of the window
+#     rank00000.oom.memory.pickle    at the first out-of-memory errors, before the job sees them
+#
+# The history is on from the first use of CUDA, because an error can come at any time; it holds the latest entries. A
+# job that records its own keeps it: ours stays off, or is no longer ours once the job switches its own on. The files
+# have the format of `torch.cuda.memory._dump_snapshot`, so every viewer of such snapshots reads them.
+
+_MAX_OOM_SNAPSHOTS = 3  # a job that searches for its batch size catches many such errors
 
 
 class MemoryHistory:
-    """A sampler that captures the allocator's history in the window. `memory` is `torch.cuda.memory`."""
+    """A sampler that captures the allocator's history. `memory` is `torch.cuda.memory`."""
 
     def __init__(self, *, memory: Any = None, max_entries: int = 100_000) -> None:
         self._memory = torch.cuda.memory if memory is None else memory
         self._max_entries = max_entries
-        self._recording = False
+        self._pid = os.getpid()
+        self._recording = self._in_window = False
+        self._switch = self._memory._record_memory_history
         self._captured: Any = None
+        self._hand_over: Callable[[Callable[[Path, int], None]], object] | None = None
+        #: starts the recorder, which a job without any backward pass has not done yet
+        self.on_error: Callable[[], object] = lambda: None
+        self._num_errors = 0
+        self._at_error: Any = None
         self.why_not: str | None = None
+        torch.cuda._lazy_call(lambda: self._guarded(self._begin))  # now, or at the first use of CUDA
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Return whether there is something to write although no step has ended."""
+        return self._at_error is not None
+
+    def on_open(self, hand_over: Callable[[Callable[[Path, int], None]], object]) -> None:
+        """Remember how files are sent to the run folder."""
+        self._hand_over = hand_over
 
     def on_window_start(self) -> None:
-        """Switch the history on, unless CUDA is not in use or the job has its own."""
+        """Note that the window begins; its history ends up in a file of its own."""
         if not torch.cuda.is_initialized():
             self._stay_out("CUDA is not in use in this process")
-        elif getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
-            self._stay_out("the job records its own memory history")
-        else:
-            self._guarded(self._switch_on)
+        self._in_window = self._recording
 
     def on_window_end(self) -> None:
-        if self._recording:
-            self._recording = False
+        if self._in_window and self._recording:
             self._guarded(self._capture)
+        self._in_window = False
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Write the capture as `rank00000.memory.pickle`; a second window's replaces the first one's."""
-        snapshot, self._captured = self._captured, None
-        if snapshot is None:
-            return
-        with atomic_write(Path(folder) / rank_file(rank, "memory.pickle")) as f:
-            pickle.dump(snapshot, f, protocol=4)
+        """Write the captures; a second window's replaces the first one's, a later error's an earlier one's."""
+        for ending in ("memory.pickle", "oom.memory.pickle"):
+            is_error = ending.startswith("oom")
+            snapshot = self._at_error if is_error else self._captured
+            if snapshot is not None:
+                with atomic_write(Path(folder) / rank_file(rank, ending)) as f:
+                    pickle.dump(snapshot, f, protocol=4)
+        self._captured = self._at_error = None
 
     def on_close(self, folder: str | Path, rank: int) -> None:
         self.on_window_end()
+        if self._recording:
+            self._memory._record_memory_history = self._switch
+            self._guarded(lambda: self._switch(enabled=None))
         self.after_window(folder, rank)
+        memory_history.cache_clear()
 
-    def _switch_on(self) -> None:
-        self._memory._record_memory_history(
-            enabled="all", context="alloc", stacks="python", max_entries=self._max_entries
-        )
+    def _begin(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if (attach := getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)) is not None:
+            attach(self._out_of_memory)
+        if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
+            self._stay_out(_OWN_HISTORY)
+            return
+        self._switch(enabled="all", context="alloc", stacks="python", max_entries=self._max_entries)
         self._recording = True
+        self._memory._record_memory_history = self._by_the_job
+
+    def _by_the_job(self, *args: Any, **named: Any) -> Any:
+        self._recording = False
+        self._memory._record_memory_history = self._switch
+        self._stay_out(_OWN_HISTORY)
+        return self._switch(*args, **named)
 
     def _capture(self) -> None:
+        self._captured = self._memory._snapshot()
+
+    def _out_of_memory(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+        """Write a snapshot; called by the allocator before it raises, on the thread that made the request."""
+        self._num_errors += 1
+        if os.getpid() != self._pid or self._num_errors > _MAX_OOM_SNAPSHOTS:
+            return
         try:
-            self._captured = self._memory._snapshot()
-        finally:
-            self._memory._record_memory_history(enabled=None)
+            about = {"device": device, "requested_bytes": requested_bytes, "limit_bytes": limit_bytes}
+            self._at_error = self._memory._snapshot()
+            self._at_error["out_of_memory"] = {**about, "free_bytes": free_bytes, **_whereabouts(device)}
+            size = f"{requested_bytes / 1e9:.3g} GB requested, {free_bytes / 1e9:.3g} GB free on device {device}"
+            say(f"out of memory ({size}): `stepscope memory` on this run shows what held it")
+            self.on_error()
+            if self._hand_over is not None:
+                self._hand_over(self.after_window)
+        except Exception as e:  # noqa: BLE001 - the job has to see its own error, not ours
+            say(f"no memory snapshot of the out-of-memory error: {explain(e)}")
 
     def _guarded(self, act: Any) -> None:
         try:
             act()
         except Exception as e:  # noqa: BLE001 - the allocator's interface is private and changes
+            self._recording = False
             self._stay_out(explain(e))
 
     def _stay_out(self, reason: str) -> None:
         if self.why_not is None:
             self.why_not = reason
             say(f"no memory history: {reason}")
+
+
+@functools.cache
+def memory_history() -> MemoryHistory:
+    """Return the sampler of this process, which is made before its recorder: the first pass may fail already."""
+    return MemoryHistory()
+
+
+_OWN_HISTORY = "the job records its own memory history"
+
+
+def _whereabouts(device: int) -> dict[str, Any]:
+    """Return the module and the Python stack of a failed request, and the job's storages on the device.
+
+    Threads of autograd have no Python frames: the main thread, in its call of backward, stands for them.
+    """
+    threads = sys._current_frames()
+    frames = _frames(threads.get(threading.get_ident())) or _frames(threads.get(threading.main_thread().ident or 0))
+    called = [f.f_locals.get("self") for f in frames if f.f_code.co_name == "_call_impl"]
+    inside = [module for module in called if isinstance(module, torch.nn.Module)]
+    names = {id(module): name for name, module in inside[-1].named_modules()} if inside else {}
+    modules, optimizers = live_objects()
+    storages = storages_of(modules, optimizers=optimizers)
+    return {
+        "frames": [{"filename": f.f_code.co_filename, "line": f.f_lineno, "name": f.f_code.co_name} for f in frames],
+        "module": names.get(id(inside[0])) or type(inside[0]).__name__ if inside else None,
+        "storages": {s.address: s.category for s in storages if s.device == f"cuda:{device}"},
+        "bucket_bytes": bucket_sizes(modules, device=f"cuda:{device}"),
+    }
+
+
+def _frames(frame: Any) -> list[Any]:
+    found: list[Any] = []
+    while frame is not None and len(found) < 128:
+        if frame.f_code.co_filename != __file__:
+            found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 NO_DEVICE = "the host's allocator keeps no counters: activations and temporary memory are known on CUDA only"

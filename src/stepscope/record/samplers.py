@@ -7,8 +7,9 @@ from typing import Any
 from stepscope.record.collectives import LiveCollectives
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
-from stepscope.record.memory import MemoryHistory, MemorySampler, MemoryTimeline
+from stepscope.record.memory import MemorySampler, MemoryTimeline, memory_history
 from stepscope.record.nccl_log import NcclLog
+from stepscope.record.owners.graph_capture import graph_captures
 from stepscope.record.thread_samples import ThreadSamples
 from stepscope.record.window.schedule import close_look_at_memory
 
@@ -30,6 +31,11 @@ class Samplers:
 
     def has(self, moment: str) -> bool:
         return any(hasattr(sampler, moment) for sampler in self._samplers)
+
+    @property
+    def have_unsaved(self) -> bool:
+        """Return whether one of them has something to write although no step has ended."""
+        return any(getattr(sampler, "has_unsaved", False) for sampler in self._samplers)
 
     def tell(self, moment: str, *args: Any) -> None:
         for sampler in list(self._samplers):
@@ -65,7 +71,8 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (True, "memory", MemorySampler),
         (config.collectives, "live collectives", LiveCollectives),
         (config.memory, "memory through the step", lambda: MemoryTimeline(first_step=close_look_at_memory(config))),
-        (config.memory or config.memory_history, "memory history", MemoryHistory),
+        (config.memory or config.memory_history, "memory history", memory_history),
+        (config.graphs, "captures of CUDA graphs", lambda: graph_captures(config)),
         (config.nccl_log, "NCCL's log", NcclLog),
         (
             config.samples and hasattr(time, "pthread_getcpuclockid"),

@@ -108,8 +108,9 @@ class Recorder:
             return
         _current = None
         atexit.unregister(self.close)
-        if self._run is None and self.on and os.getpid() == self._pid and has_other_ranks():
-            self._try(self._open_run)  # they will wait for the message that this one recorded nothing
+        unopened = self._run is None and self.on and os.getpid() == self._pid
+        if unopened and (has_other_ranks() or self.samplers.have_unsaved):
+            self._try(self._open_run)  # other ranks will wait for the message that this one recorded nothing
         self._try(self._close)
         self.on = False
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
 from stepscope.run.formats import Progress
-from stepscope.trace.pftrace import TIMELINE
+from stepscope.trace.read import TIMELINE
 from stepscope.units import json_text
 
 _NEXT = b",\n"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline import STEPS, RankTimeline, Timeline, Track, Values
 from stepscope.run.formats import Progress
-from stepscope.trace.pftrace import TIMELINE
+from stepscope.trace.read import TIMELINE
 
 # Protobuf's wire format: single fields as bytes, and many messages of one shape at once as columns.
 #

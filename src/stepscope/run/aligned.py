@@ -22,7 +22,7 @@ from stepscope.trace.table import Int64s
 
 def machine_of_rank(run: Run) -> list[str | None]:
     """Return the boot id of each rank's machine, else the capture that recorded it; None where neither is known."""
-    facts = _recorded_facts(run)
+    facts = recorded_facts(run)
     boots = [facts.get(str(rank.rank), {}).get("boot_id") for rank in run.ranks]
     return [
         boot if isinstance(boot, str) else f"capture {rank.trace.path}" if is_nsight(rank.trace) else None
@@ -30,7 +30,8 @@ def machine_of_rank(run: Run) -> list[str | None]:
     ]
 
 
-def _recorded_facts(run: Run) -> dict[str, dict[str, Any]]:
+def recorded_facts(run: Run) -> dict[str, dict[str, Any]]:
+    """Return what the recorder noted of each rank, by its number as text."""
     listed = run.description.get("ranks")
     return {rank: f for rank, f in listed.items() if isinstance(f, dict)} if isinstance(listed, dict) else {}
 
@@ -147,7 +148,7 @@ def within_probes(run: Run, clocks: Clocks, ties: list[ClockProbe | None]) -> Cl
 
 def _probes_of_ranks(run: Run) -> list[list[Probe] | None]:
     """Return the probes of rank 0's clock by each rank or its machine; empty on the same clock, None if not probed."""
-    facts = _recorded_facts(run)
+    facts = recorded_facts(run)
     listed = {rank: f.get("clock_probes") for rank, f in facts.items()}
     asked = {rank: [*filter(_is_probe, found)] for rank, found in listed.items() if isinstance(found, list)}
     boots = {rank: f["boot_id"] for rank, f in facts.items() if isinstance(f.get("boot_id"), str)}

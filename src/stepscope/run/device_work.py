@@ -90,7 +90,7 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
     step = np.full(len(row), -1, np.int32)
     step[launched] = steps.of(trace["ts_ns"][launch_row[launched]])
     op_row = np.full(len(row), -1, np.int64)
-    op_row[launched] = _op_rows(trace, kinds, launch_row[launched])
+    op_row[launched] = operators_around(trace, kinds, launch_row[launched])
     work = DeviceWork(
         row=row,
         kind=kinds[row],
@@ -305,7 +305,7 @@ def _calls_by(trace: Trace, kinds: Kinds, column: str, device_rows: Rows) -> tup
     return found, runtime[launching], reused
 
 
-def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
+def operators_around(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
     """Return the innermost host operator around each launch: by external id where it names one on the same
     thread around the launch, else by the call stack.
     """

@@ -101,8 +101,11 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
         for p in sorted(folder.glob("rank*"))
         if rank_of(p.name) is not None and p.name.endswith((".memory.pickle", ".memory.pickle.gz"))
     ]
-    ranks: dict[Path, int | None] = {p: rank_of(p.name) for p in named}
-    ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT.id) if one.path not in ranks}
+    failed = {rank_of(p.name) for p in named if ".oom." in p.name}  # of these ranks the error matters, not the window
+    ranks: dict[Path, int | None] = {
+        p: rank for p in named if (rank := rank_of(p.name)) not in failed or ".oom." in p.name
+    }
+    ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT.id) if one.path not in named}
     found: list[tuple[int | None, MemorySnapshot]] = []
     unreadable: list[str] = []
     for path, rank in ranks.items():

@@ -20,7 +20,6 @@ from stepscope.records import dataclass
 from stepscope.run.sources import CHAKRA, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.merged import split_by_rank
 from stepscope.trace.nsight_tools import (
     MAGIC,
     NCU_REPORT,
@@ -33,9 +32,8 @@ from stepscope.trace.nsight_tools import (
     is_sqlite,
     require_tool,
 )
-from stepscope.trace.pftrace import is_pftrace
-from stepscope.trace.read import Budget, read
-from stepscope.trace.table import Trace
+from stepscope.trace.read import Budget, is_pftrace, read
+from stepscope.trace.table import EventKind, Trace, event_kinds
 from stepscope.units import printable, readable_bytes
 
 if TYPE_CHECKING:
@@ -659,6 +657,11 @@ def source_reader(
                 budget=budget,
                 write_later=write_later,
             )
+            of_operators = trace["pid"][event_kinds(trace) == EventKind.HOST_OP]
+            if (of_operators == of_operators[:1]).all():
+                return (trace,)
+            from stepscope.trace.merged import split_by_rank  # only where several processes run operators
+
             return split_by_rank(trace)
         except StepscopeError as error:
             error.__cause__ = error.__context__ = None  # frames would hold what was read

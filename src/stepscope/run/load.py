@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.run_folder import RUN_JSON, rank_file
+from stepscope.contract.run_folder import CAPTURE, RUN_JSON, rank_file
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.clocks import with_agreed_ends
@@ -25,6 +25,7 @@ from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace
 from stepscope.run.side_files import (
     MISSING,
     PASSES_NS,
+    KernelLines,
     RankOwners,
     SideFiles,
     SourceText,
@@ -32,18 +33,19 @@ from stepscope.run.side_files import (
     UnprofiledStep,
     is_later_window,
     log_since,
+    read_kernel_lines,
     read_owners,
     readable_step_logs,
     side_files,
     unprofiled_step,
     window_number,
 )
-from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.sources import Sources, assign_ranks, find_sources, rank_in_header, rank_in_name, stated_name
 from stepscope.run.steps import Steps, unnamed_steps
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.stats.robust import FAR_LONGER, OFTEN, median
 from stepscope.trace.cache import WriteLater
-from stepscope.trace.read import return_freed
+from stepscope.trace.read import read as read_trace, return_freed
 from stepscope.trace.table import (
     NO_STRING,
     EventKind,
@@ -703,6 +705,38 @@ _MAX_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Capture(ArrayRecord):
+    """A trace of the capture of CUDA graphs."""
+
+    #: None where neither the file nor its name has it: then any rank's
+    rank: int | None
+    trace: Rank
+    owners: RankOwners | None = None
+
+
+def read_captures(paths: Iterable[Path]) -> tuple[Capture, ...]:
+    """Return traces that were recorded while CUDA graphs were captured, with the owners next to them."""
+    found = []
+    for path in paths:
+        trace = read_trace(path)
+        in_header = rank_in_header(trace.header)
+        rank = in_header if in_header is not None else rank_in_name(path.name)
+        of_job = rank_of_trace(trace, rank=rank or 0, rank_source="capture")
+        of = re.search(rf"{CAPTURE}(\d+\.)?", path.name)
+        owners, _ = read_owners(path.parent, [rank or 0], of=of[0]) if of else ((), [])
+        found.append(Capture(rank, with_derived_steps([of_job])[0], owners[0] if owners else None))
+    return tuple(found)
+
+
+def _captures_in(folder: Path) -> tuple[tuple[Capture, ...], list[str]]:
+    paths = sorted(folder.glob(f"rank*.{CAPTURE}*pt.trace.json*"))
+    try:
+        return read_captures(paths), []
+    except InputError as error:
+        return (), [f"captures of CUDA graphs are left out: {error}"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Run(ArrayRecord):
     """All ranks of one job that could be read."""
 
@@ -717,6 +751,10 @@ class Run(ArrayRecord):
     beside: SideFiles = field(default_factory=SideFiles)
     #: who did what, of the ranks that recorded it
     owners: tuple[RankOwners, ...] = ()
+    #: traces of the captures of CUDA graphs
+    captures: "tuple[Capture, ...]" = ()
+    #: lines of the kernels that torch.compile made, by rank
+    kernel_lines: Mapping[int, tuple[KernelLines, ...]] = field(default_factory=dict)
     #: the user's source files, if recorded
     source: SourceText = field(default_factory=SourceText)
     #: kernels as Nsight Compute measured them
@@ -832,6 +870,8 @@ def load_sources(
         lines += in_words
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
+    captures, damaged = _captures_in(about) if about else ((), [])
+    lines += damaged
     run = Run(
         name=name,
         ranks=tuple(ranks),
@@ -839,6 +879,8 @@ def load_sources(
         logs=logs,
         beside=beside,
         owners=owners,
+        captures=captures,
+        kernel_lines=read_kernel_lines(about, [r.rank for r in ranks]) if about else {},
         source=SourceText(about),
         measured=measured,
         unreadable=unreadable,

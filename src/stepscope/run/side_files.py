@@ -28,6 +28,7 @@ from stepscope.contract.run_folder import (
     AUTOGRAD,
     EXECUTING,
     FUNCTIONS,
+    INDUCTOR,
     MAX_SOURCE_FILE_BYTES,
     OTHER,
     OWNERS_SCHEMA,
@@ -36,6 +37,7 @@ from stepscope.contract.run_folder import (
     TRAINING,
     json_object,
     owners_file,
+    rank_file,
     rank_of,
 )
 from stepscope.contract.step_line import EVALUATION, WARMUP, is_count
@@ -798,11 +800,11 @@ def _require(is_sound: bool, field: str) -> None:
         raise ValueError(field)
 
 
-def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, ...], list[str]]:
+def read_owners(folder: Path, ranks: Iterable[int], *, of: str = "") -> tuple[tuple[RankOwners, ...], list[str]]:
     """Return the owners of these ranks where a run folder has them, and one line for each file that was refused."""
     found, refused = [], []
     for rank in ranks:
-        path = folder / owners_file(rank)
+        path = folder / owners_file(rank, of=of)
         try:
             found.append(_owners(_document(path), rank))
         except FileNotFoundError:
@@ -811,6 +813,31 @@ def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, .
             why = error.strerror if isinstance(error, OSError) else str(error)
             refused.append(f"{path.name} is left out ({why}): who owns the time of rank {rank} is unknown")
     return tuple(found), refused
+
+
+#: kernel of a compiled graph, with its number -> the lines that it was made of: file, line, function
+KernelLines = dict[str, tuple[tuple[str, int, str], ...]]
+_MAX_KERNELS = 100_000
+
+
+def read_kernel_lines(folder: Path, ranks: Iterable[int]) -> dict[int, tuple[KernelLines, ...]]:
+    """Return the lines of compiled kernels by rank, one table per compiled graph; none where a file is damaged."""
+    found = {}
+    for rank in ranks:
+        try:
+            listed = parsed_json(read_side_file(folder / rank_file(rank, INDUCTOR))).value
+            found[rank] = tuple(_kernel_lines(one) for one in listed[:_MAX_KERNELS])
+        except (OSError, ValueError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _kernel_lines(said: Any) -> KernelLines:
+    lines: KernelLines = {}
+    for name, stacks in list(said.items())[:_MAX_KERNELS]:
+        innermost = [(str(f)[:_MAX_TEXT], int(n), str(of)[:_MAX_TEXT]) for stack in stacks for f, n, of in stack[-1:]]
+        lines[str(name)] = tuple(dict.fromkeys(one for one in innermost if 0 < one[1] < _MAX_LINE))
+    return lines
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
+from stepscope.contract.run_folder import CACHE_FOLDER, CAPTURE, RUN_JSON, rank_of
 from stepscope.errors import InputError, MissingFileError
 from stepscope.records import dataclass
 from stepscope.trace.nsight_tools import NSYS_REPORT
@@ -305,4 +305,6 @@ def _is_exported(path: Path) -> bool:
 
 
 def _beside(name: str) -> bool:
+    if f".{CAPTURE}" in name:
+        return True
     return rank_of(name) is not None and ".trace." not in name and not name.endswith(_OF_RANK)

@@ -5,6 +5,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import CAUSE_NAMES, PARTS
+from stepscope.analyze.links import link_rows
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import code_view, collective_table, finding_rows, kernel_rows, rank_rows
@@ -57,6 +58,7 @@ _OF_ACCOUNT: dict[str, Callable[[Account], Iterable[Any]]] = {
     "kernels": lambda a: kernel_rows(a.kernels.kernels),
     "operators": lambda a: a.operators.operators,
     "collectives_by_group": collective_table,
+    "links": lambda a: link_rows(a.collectives),
     "stragglers": lambda a: a.stragglers,
     "checks": checks_of,
     "critical_path": lambda a: a.critical_path.segments if a.critical_path else (),

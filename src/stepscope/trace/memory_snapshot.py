@@ -4,6 +4,8 @@
 interned: an allocation has the number of its stack, a stack the numbers of its frames.
 """
 
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,21 @@ class Annotation:
 
 
 @dataclass(frozen=True)
+class OutOfMemory:
+    """The last request that the allocator could not satisfy; None is unknown."""
+
+    #: number of events before it
+    event: int
+    requested_bytes: int
+    #: of the device
+    free_bytes: int | None
+    #: of the device, or what the process may have of it
+    limit_bytes: int | None
+    stack: int
+    module: str | None
+
+
+@dataclass(frozen=True)
 class MemorySnapshot:
     """One device of a snapshot."""
 
@@ -80,6 +97,10 @@ class MemorySnapshot:
     expandable: bool
     #: that could not be read
     lost_events: int
+    out_of_memory: OutOfMemory | None = None
+    #: the job's own labels of its memory by address, and the sizes of DDP's buckets, where the recorder added them
+    storages: Mapping[int, str] = field(default_factory=dict)
+    bucket_bytes: tuple[int, ...] = ()
 
     @property
     def allocated_bytes(self) -> int:
@@ -108,6 +129,9 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
         annotations=tuple(Annotation(*a) for a in found["annotations"]),
         expandable=found["expandable"],
         lost_events=found["lost_events"],
+        out_of_memory=OutOfMemory(*found["out_of_memory"]) if found["out_of_memory"] else None,
+        storages=dict(found["storages"]),
+        bucket_bytes=tuple(found["bucket_bytes"]),
     )
 
 
@@ -119,9 +143,13 @@ def _snapshot_columns(found: Any) -> dict[str, Any] | None:
     lengths = [len(t) for t in traces]
     listed = [s for s in found["segments"] if isinstance(s, dict)]
     devices = sorted({int64_or_none(s.get("device")) or 0 for s in listed})
+    noted = found.get("out_of_memory")
+    noted = noted if isinstance(noted, dict) else {}
     device = lengths.index(max(lengths)) if any(lengths) else (devices[0] if devices else 0)
+    device = device if (failed := int64_or_none(noted.get("device"))) is None else failed
     interned = _InternedFrames()
-    events, lost = _events(traces[device] if device < len(traces) else [], interned)
+    events, lost, error = _events(traces[device] if 0 <= device < len(traces) else [], interned)
+    storages, buckets = noted.get("storages"), noted.get("bucket_bytes")
     segments = [_segment(s, interned) for s in listed if (int64_or_none(s.get("device")) or 0) == device]
     settings = found.get("allocator_settings")
     return {
@@ -133,7 +161,32 @@ def _snapshot_columns(found: Any) -> dict[str, Any] | None:
         "annotations": _annotations(found.get("external_annotations"), device),
         "expandable": isinstance(settings, dict) and settings.get("expandable_segments") is True,
         "lost_events": lost,
+        "out_of_memory": _out_of_memory(noted, error, len(events[0]), interned),
+        "storages": [
+            [address, text_of(category)]
+            for address, category in (storages.items() if isinstance(storages, dict) else ())
+            if int64_or_none(address) is not None
+        ],
+        "bucket_bytes": [
+            size for size in (buckets if isinstance(buckets, list) else []) if 0 < (int64_or_none(size) or 0) < 1 << 48
+        ],
     }
+
+
+def _out_of_memory(
+    noted: dict[Any, Any], error: list[int | None] | None, num_events: int, interned: "_InternedFrames"
+) -> list[Any] | None:
+    requested, free, limit = (int64_or_none(noted.get(f"{k}_bytes")) for k in ("requested", "free", "limit"))
+    if error is not None:  # the allocator's own entry has the size before it is rounded up to a segment
+        event, size, left, stack = error
+        requested, free = size if size is not None else requested, free if free is not None else left
+    else:
+        event, stack = num_events, -1
+    if requested is None or requested <= 0:
+        return None
+    own = interned.stack(noted.get("frames"))
+    module = noted.get("module")
+    return [event, requested, free, limit, stack if own < 0 else own, text_of(module)[:200] if module else None]
 
 
 class _InternedFrames:
@@ -164,15 +217,18 @@ class _InternedFrames:
         return number
 
 
-def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]], int]:
+def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]], int, list[int | None] | None]:
     codes = {name: code for code, name in enumerate(_ACTIONS)}
     columns: list[list[int]] = [[], [], [], [], []]
-    lost = max(0, len(trace) - _MAX_EVENTS)
+    lost, error = max(0, len(trace) - _MAX_EVENTS), None
     for event in trace[:_MAX_EVENTS]:
         action = event.get("action") if isinstance(event, dict) else None
         code = codes.get(action) if isinstance(action, str) else None
+        if action == "oom":
+            size, free = (int64_or_none(event.get(name)) for name in ("size", "device_free"))
+            error = [len(columns[0]), size, free, interned.stack(event.get("frames"))]
         if code is None:
-            continue  # snapshots, out of memory and the user's own marks change nothing
+            continue  # snapshots and the user's own marks change nothing, as a request that failed
         address, size, time_us = (int64_or_none(event.get(name)) for name in ("addr", "size", "time_us"))
         if address is None or size is None or size < 0:
             lost += 1
@@ -180,7 +236,7 @@ def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]
         row = (code, address, size, time_us or 0, interned.stack(event.get("frames")))
         for column, value in zip(columns, row, strict=True):
             column.append(value)
-    return columns, lost
+    return columns, lost, error
 
 
 def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None:

@@ -26,8 +26,6 @@ def split_by_rank(trace: Trace) -> tuple[Trace, ...]:
     kinds = event_kinds(trace)
     pid = trace["pid"]
     of_operators = pid[kinds == EventKind.HOST_OP]
-    if not len(of_operators) or (of_operators == of_operators[0]).all():
-        return (trace,)
     hosts, count = np.unique(of_operators, return_counts=True)
     hosts = hosts[count >= _FEW_OPERATORS * count.max()]
     if len(hosts) < 2:

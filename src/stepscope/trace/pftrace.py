@@ -24,10 +24,6 @@ from stepscope.trace.table import (
     only_rows,
 )
 
-# in the timelines that are written from traces: a category that no slice has, a field of the JSON
-TIMELINE = "timeline of stepscope"
-# the first field of a packet, as writers begin: a tag of one byte or two
-_FIELDS = {6, 8, 10, 11, 12, 13, 33, 36, 41, 42, 43, 44, 45, 58, 59, 60, 79, 87, 89, 98, 124}
 _MAX_LEVELS = 16
 # `COMPUTE AGENT [2] STREAM [1] (GPU)`, `COPY to AGENT [2] THREAD [0] (GPU)`: device and stream or queue, of rocprofv3
 _DEVICE_TRACK = re.compile(r"^(?:COMPUTE|COPY to) \w+ \[(\d{1,9})\] (?:STREAM|QUEUE|THREAD) \[(\d{1,18})\]")
@@ -37,24 +33,6 @@ _OVERHEAD = "Overhead"
 _DRIVER = re.compile(r"^cu[A-Z]")
 
 _Rows = npt.NDArray[np.intp]
-
-
-def is_pftrace(start: bytes | bytearray) -> bool:
-    """Return whether a file that begins with these bytes is a Perfetto trace."""
-    if start[:1] != b"\n":
-        return False
-    length, at = _varint(start, 1)
-    tag, _ = _varint(start, at)
-    return tag & 7 in (0, 2) and tag >> 3 in _FIELDS and start[at + length : at + length + 1] in (b"\n", b"")
-
-
-def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in enumerate(data[at : at + 5]):
-        value |= (byte & 0x7F) << 7 * shift
-        if byte < 0x80:
-            return value, at + shift + 1
-    return 0, at
 
 
 class Resolved(NamedTuple):

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from stepscope.errors import InputError, TraceError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.side_file import ParsedJson, unusable_fields, usable
-from stepscope.trace.pftrace import TIMELINE, is_pftrace, resolve_packets
 from stepscope.trace.scanner.scanner import (
     Buffer,
     Counts,
@@ -491,6 +490,10 @@ _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 # before a second key, in which the object that holds it began
 _KEPT_BYTES = 1 << 20
+# in the timelines that are written from traces: a category that no slice has, a field of the JSON
+TIMELINE = "timeline of stepscope"
+# the first field of a packet, as writers begin: a tag of one byte or two
+_FIELDS = {6, 8, 10, 11, 12, 13, 33, 36, 41, 42, 43, 44, 45, 58, 59, 60, 79, 87, 89, 98, 124}
 _ARCHIVES = ((257, b"ustar", "tar", "tar -xf"), (0, b"PK\x03\x04", "zip", "unzip"))
 
 
@@ -850,6 +853,24 @@ def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
     raise TraceError(f"{stream.path}: not a profiler trace ({lacks})")
 
 
+def is_pftrace(start: bytes | bytearray) -> bool:
+    """Return whether a file that begins with these bytes is a Perfetto trace."""
+    if start[:1] != b"\n":
+        return False
+    length, at = _varint(start, 1)
+    tag, _ = _varint(start, at)
+    return tag & 7 in (0, 2) and tag >> 3 in _FIELDS and start[at + length : at + length + 1] in (b"\n", b"")
+
+
+def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(data[at : at + 5]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    return 0, at
+
+
 def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     share.take(JSON_FACTOR * len(events.tail))
     fields, closed, notes = _read_tail(bytes(events.tail), top_array=head.top_array or head.packets)
@@ -862,6 +883,8 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
     if head.packets:
+        from stepscope.trace.pftrace import resolve_packets  # only where there is such a file
+
         columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings)
     if TIMELINE in (header.get("source"), *(strings.strings if head.packets else ())):
         raise TraceError(

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -229,6 +230,22 @@ def _first_library(names: tuple[str, ...]) -> Any:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     raise OSError(f"{names[0]}: cannot open shared object file")
+
+
+def network_speeds(root: str | Path = "/sys/class") -> dict[str, float]:
+    """Return the GB/s per direction of each network port of this host that is up: of InfiniBand, else of Ethernet."""
+    ports = {f"{path.parts[-4]}:{path.parts[-2]}": path for path in Path(root).glob("infiniband/*/ports/*/rate")}
+    is_up = {name for name, path in ports.items() if "ACTIVE" in _text(path.with_name("state"))}
+    cards = {path.parent.name: path for path in Path(root).glob("net/*/speed") if (path.parent / "device").exists()}
+    chosen, bits = ({name: ports[name] for name in is_up}, 1e9) if is_up else (cards, 1e6)
+    found = {name: re.match(r"[1-9]\d{0,7}(\.\d+)?", _text(path)) for name, path in sorted(chosen.items())[:64]}
+    return {name: float(speed[0]) * bits / 8e9 for name, speed in found.items() if speed}
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):  # the file of an interface that is down cannot be read
+        return path.read_text()
+    return ""
 
 
 class Rapl:

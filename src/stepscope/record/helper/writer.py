@@ -98,6 +98,7 @@ _OF_A_RANK = (
     "boot_id",
     "ended",
     "clock_probes",
+    "network",  # GB/s of each port of the host
     "energy_unknown",  # why the device or the host has no energy counter
     "warnings",
     "launch_ns",  # what a kernel launch takes the host before the first window and after the last profiler
@@ -570,8 +571,10 @@ class Writer:
             self.closed = True
 
     def _begin_telemetry(self) -> None:
-        from stepscope.record.helper.telemetry import Telemetry  # not at the start: the helper has to be there soon
+        # not at the start: the helper has to be there soon
+        from stepscope.record.helper.telemetry import Telemetry, network_speeds
 
+        self.facts["network"] = network_speeds()
         self.telemetry = Telemetry(self.facts["device"], reads_host=not self.facts.get("local_rank"))
         self.live.meter(self.telemetry.reading)
 

@@ -42,6 +42,14 @@ def begin() -> None:
         turn_on_nccl_log(os.environ)  # now, because NCCL reads it once, when its first communicator is made
     samplers: list[Any] = []
     hooks = install(lambda: _recorder(config, samplers, hooks), unit_from(config.step_of))
+    if config.memory or config.memory_history:
+        from stepscope.record.memory import memory_history
+
+        memory_history().on_error = hooks.loop.start
+    if config.graphs:
+        from stepscope.record.owners.graph_capture import graph_captures
+
+        graph_captures(config)
     if config.trial_steps is not None:
         from stepscope.record.trial import begin_trial
 

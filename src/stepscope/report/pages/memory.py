@@ -1,14 +1,10 @@
 """Memory of a run or of snapshots, from the JSON of `stepscope memory`: peaks by category and holder, gaps, growth."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.contract.names import category_name
 from stepscope.report.sheet import Document, Section, Sheet, Values, card, picture, section_of, table_of
 from stepscope.units import readable_bytes
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_SNAPSHOTS = 8
 _MAX_SIZES = 12
@@ -21,6 +17,7 @@ def memory_sheet(document: Document, *, rank: int | None = None) -> Sheet:
     snapshots = sorted(document["snapshots"], key=lambda one: -one["peak"]["allocated_bytes"])
     shown = [one for one in snapshots if rank is None or one["rank"] in (rank, None)][:_MAX_SNAPSHOTS]
     sections = [
+        *(section for one in shown for section in _out_of_memory(one)),
         *(_traced(document, of) if of else []),
         *_ranks(ranks),
         *(section for k, one in enumerate(shown) for section in _snapshot(one, most=0 if k else 12)),
@@ -33,6 +30,7 @@ def memory_sheet(document: Document, *, rank: int | None = None) -> Sheet:
             ("measured", "bytes", "measured_bytes"),
             ("formula", "bytes", "predicted_bytes"),
         ),
+        *_what_ifs(document["what_ifs"]),
     ]
     names = [one["path"] for one in document["snapshots"]]
     title = document["run"] or (names[0] if names else "memory")
@@ -137,6 +135,48 @@ def _leak(name: str, leak: Document) -> str:
 # Of a snapshot
 
 
+def _out_of_memory(one: Document) -> list[Section]:
+    error = one["out_of_memory"]
+    if error is None:
+        return []
+    rank = "" if one["rank"] is None else f" of rank {one['rank']}"
+    module = f" in {error['module']}" if error["module"] else ""
+    what = f", {category_name(error['purpose'])}" if error["purpose"] else ""
+    lines = [
+        f"{readable_bytes(error['requested_bytes'])} requested at {error['place'] or 'an unknown line'}{module}{what}."
+    ]
+    if error["device_free_bytes"] is not None:
+        names = ("allocated_bytes", "device_free_bytes", "largest_free_bytes", "missing_bytes")
+        allocated, free, largest, missing = (readable_bytes(error[name]) for name in names)
+        pieces = f"largest free piece in segments {largest}"
+        lines.append(f"{allocated} allocated, {free} free on the device, {pieces}: {missing} short.")
+    fits = error.get("fits") or []
+    lines += dict.fromkeys(row["why"] for row in fits if row["why"] and row["fits"] is not None)
+    table = table_of(
+        fits,
+        ("change", "text", "change"),
+        ("peak, at least", "bytes", "peak_low_bytes"),
+        ("at most", "bytes", "peak_high_bytes"),
+        (
+            "would have fitted",
+            "text",
+            lambda row: {True: "yes", False: "no", None: row["why"] or "unknown"}[row["fits"]],
+        ),
+    )
+    key = "out-of-memory" if one["rank"] is None else f"out-of-memory-{one['rank']}"
+    held = section_of(
+        f"{key}-lines",
+        f"Alive at the error{rank}, by line",
+        "",
+        error["by_line"],
+        ("line", "text", "place"),
+        ("size", "bytes", "size_bytes"),
+        ("purpose", "text", lambda line: category_name(line["purpose"])),
+        ("blocks", "count", "blocks"),
+    )
+    return [Section(key, f"Out of memory{rank}", tuple(lines), None, table if fits else None), *held]
+
+
 def _snapshot(one: Document, *, most: int) -> list[Section]:
     of = "" if one["rank"] is None else f" of rank {one['rank']}"
     key = "snapshot" if one["rank"] is None else f"snapshot-{one['rank']}"
@@ -171,3 +211,24 @@ def _snapshot(one: Document, *, most: int) -> list[Section]:
 
 def _sizes(what: str, sizes: Sequence[int]) -> list[str]:
     return [f"{what}: {', '.join(map(readable_bytes, sizes[-_MAX_SIZES:]))}."] if sizes else []
+
+
+# What-ifs
+
+
+def _what_ifs(answers: Sequence[Document]) -> list[Section]:
+    notes = [line for one in answers for line in (*one["notes"], *dict.fromkeys(one["reasons"].values()))]
+    found = section_of(
+        "what-if",
+        "Peak with changes",
+        "By formulas on measured sizes.",
+        answers,
+        ("change", "text", "change"),
+        ("peak now", "bytes", "measured_bytes"),
+        ("at least", "bytes", "peak_low_bytes"),
+        ("at most", "bytes", "peak_high_bytes"),
+        ("time, at least", "signed_ms", "extra_low_ms"),
+        ("time, at most", "signed_ms", "extra_high_ms"),
+        ("in", "text", "phase"),
+    )
+    return [Section(s.id, s.title, (*s.lines, *dict.fromkeys(notes)), None, s.table) for s in found]

@@ -57,6 +57,7 @@ def details_sheet(document: Document, command: Sequence[str]) -> Sheet:
         *operators_section(document["operators"], document["run"]["num_steps"], most=MOST),
         *ranks,
         *_lines("Ranks, more", _of_ranks(document)),
+        *_links(document),
         *(measured_kernels(document) if is_light else ()),
         *of["NCCL log"],
         *nccl_calls_section(document.get("nccl") or ()),
@@ -181,6 +182,25 @@ def _of_ranks(document: Document) -> list[str]:
         lines.append(f"communication hidden behind compute: {overlaps}")
     last = document["step"].get("late_rank")
     return [*lines, f"last to arrive at most collectives: rank {last}"] if last is not None else lines
+
+
+def _links(document: Document) -> list[Section]:
+    steps = document["run"]["num_steps"] or 1
+    return section_of(
+        "links",
+        "Communication within and between nodes",
+        "",
+        document.get("links") or (),
+        ("span", "text", lambda link: link["span"] or "unknown"),
+        ("group", "name", "group"),
+        ("in use", "gb_per_s", "used_gb_per_s"),
+        ("of", "gb_per_s", "link_gb_per_s"),
+        ("exposed", "ms", lambda link: link["exposed_ms"] / steps),
+        ("nodes", "count", "nodes"),
+        ("ranks", "count", "group_size"),
+        ("link", "name", "link"),
+        most=_ALL,
+    )
 
 
 def _memory(document: Document) -> list[str]:

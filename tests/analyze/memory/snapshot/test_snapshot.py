@@ -11,6 +11,7 @@ import pytest
 from stepscope.analyze.memory_snapshot import PURPOSES, history_of, purposes_of, snapshot_view
 from stepscope.records import Row
 from stepscope.trace.memory_snapshot import read_memory_snapshot
+from stepscope.whatif.memory import MemoryJob, would_have_fitted
 
 DATA = Path(__file__).parents[3] / "data" / "memory_snapshot"
 MB = 1 << 20
@@ -192,3 +193,35 @@ def test_what_was_there_before_is_unknown_with_a_reason(tmp_path: Path) -> None:
     said = {1 << 30: "parameters"}
     told = snapshot_view(read_memory_snapshot(path), storages=said)
     assert told.end.by_purpose["weights"] == 8 * MB
+
+
+@pytest.mark.parametrize("requested", [48, 72, 900])
+def test_request_that_failed_and_what_would_have_fitted(tmp_path: Path, requested: int) -> None:
+    """Of 101 MB that can be had 18 are weights, state and buckets, 32 are activations; a piece of 44 MB is free."""
+    path = tmp_path / "s.pickle"
+    trained(path, steps=1)
+    found = pickle.loads(path.read_bytes())
+    events, (segment,) = found["device_traces"][0], found["segments"]
+    frames = [{"filename": f, "line": n, "name": name} for f, n, name in FORWARD]
+    top = segment["blocks"][-1]["address"]
+    events.append({"action": "alloc", "addr": top, "size": 32 * MB, "stream": 0, "time_us": 99, "frames": frames})
+    left = {"address": top + 32 * MB, "size": 4 * MB, "state": "inactive"}
+    segment["blocks"][-1:] = [{"address": top, "size": 32 * MB, "state": "active_allocated", "frames": frames}, left]
+    segment["total_size"] = events[0]["size"] = left["address"] + 4 * MB - segment["address"]
+    failed = {"action": "oom", "device_free": 3 * MB, "size": requested * MB, "stream": 0, "frames": frames}
+    events += [{**failed, "time_us": 100}, {"action": "snapshot", "addr": 0, "size": 0, "time_us": 101}]
+    path.write_bytes(pickle.dumps(found))
+    view = snapshot_view(read_memory_snapshot(path))
+    error = view.out_of_memory
+    assert error is not None
+    assert (error.place, error.purpose, error.phase) == ("train.py:7 (forward)", "activations", "forward")
+    assert (
+        error.allocated_bytes == sum(v for k, v in error.by_purpose.items() if v and k != "reserved_unused") == 50 * MB
+    )
+    assert error.missing_bytes == (requested - 44) * MB and error.reachable_bytes == 101 * MB
+    assert error.by_line[0].place == "train.py:7 (forward)"
+    rows = {row.change: row.fits for row in would_have_fitted(view, MemoryJob(replicas=4, layers=2))}
+    assert rows.pop("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", False) == (50 + requested <= 101)
+    assert rows["zero=1"] == (requested < 60), "it frees 6 MB of state"
+    largest = {48: 91, 72: 79, 900: 8}[requested]  # the piece of 44 MB; then (101 - 18) / (32 + requested)
+    assert rows[f"batch={largest / 100}x"] is True

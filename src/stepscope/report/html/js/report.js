@@ -20,7 +20,12 @@ const COLLECTIVE_COLUMNS = [
   { title: "collective", key: "op", unit: "words", below: (r) => (known(r.group_size) ? `${r.group} (${r.group_size})` : r.group) },
   MS("total", "total_ms", { bar: true }), MS("wait", "wait_ms", { bar: true }), MS("transfer", "transfer_ms"), MS("not hidden", "exposed_ms"),
   { title: "bytes", key: "bytes", unit: "bytes" }, { title: "count", key: "count", unit: "count" }, { title: "bus GB/s", key: "busbw_gb_per_s", unit: "rate" },
-  { title: "all steps GB/s", key: "live_busbw_gb_per_s", unit: "rate" }, { title: "last rank", key: (r) => (known(r.late_rank) ? r.late_rank : null), unit: "rank" },
+  { title: "all steps GB/s", key: "live_busbw_gb_per_s", unit: "rate" }, { title: "of the link", key: "link_pct", unit: "pct" }, { title: "where", key: "span" }, { title: "last rank", key: (r) => (known(r.late_rank) ? r.late_rank : null), unit: "rank" },
+];
+const LINK_COLUMNS = [
+  { title: "communication", key: (r) => r.span ?? "unknown hosts", below: (r) => (known(r.group_size) ? `${r.group} (${r.group_size})` : r.group) }, { title: "nodes", key: "nodes", unit: "count" },
+  MS("wait", "wait_ms", { bar: true }), MS("transfer", "transfer_ms", { bar: true }), MS("not hidden", "exposed_ms"), { title: "bytes", key: "bytes", unit: "bytes" }, { title: "count", key: "count", unit: "count" },
+  { title: "in use GB/s", key: "used_gb_per_s", unit: "rate" }, { title: "link GB/s", key: "link_gb_per_s", unit: "rate" }, { title: "of the link", key: "link_pct", unit: "pct" }, { title: "link", key: "link" },
 ];
 const KERNEL_COLUMNS = [
   { title: "kernel", key: "name", unit: "kernel" }, MS("total", "total_ms", { bar: true }),
@@ -90,12 +95,13 @@ function pictureSection(id, title, ...list) {
 const hint = (id, title, text) => panel(id, title, el("p", {}, text));
 
 function rankTables(report) {
-  const sums = perStep(report, report.collectives, ["bytes", "count", "wait_ms", "transfer_ms", "exposed_ms"]);
+  const summed = ["bytes", "count", "wait_ms", "transfer_ms", "exposed_ms"], sums = perStep(report, report.collectives, summed);
   const rows = sums.map((r) => ({ ...r, total_ms: known(r.wait_ms) ? r.wait_ms + r.transfer_ms : null }));
   const per = report.run.num_steps ? "per step" : "over the window";
   return [
     tableSection("ranks", "Ranks", `Times ${per}: compute, exposed communication, waiting, copies and idle sum to the ${wholeOf(report)}. Bars of a column whose values are alike begin below the smallest.`, lateFirst(report).map(rankRow), RANK_COLUMNS),
     tableSection("collectives", "Collectives", `Per rank, ${per}. Waiting lasts until the last rank arrives; transfer is the rest. Compute hides what runs under it.`, rows, COLLECTIVE_COLUMNS, { sort: "total_ms" }),
+    tableSection("links", "Within and between nodes", `Per rank, ${per}. The link is the chip's within a node, and the ranks' part of the node's network between nodes.`, perStep(report, report.links ?? [], summed), LINK_COLUMNS),
   ];
 }
 

@@ -1,0 +1,133 @@
+"""Line and module sums of the same model run eagerly and as CUDA graphs, for training and inference, on one GPU.
+
+    PYTHONPATH=src python benchmarks/gpu_graph_lines.py all OUT [JOB,JOB]   # record every form, then the table
+    PYTHONPATH=src python benchmarks/gpu_graph_lines.py table OUT           # the table again
+    PYTHONPATH=src python benchmarks/gpu_graph_lines.py memory OUT JOB      # step time with and without --memory
+
+Jobs and forms are those of `gpu_graphs.py`. Eager is compared with `graphed` and `whole`, which run the same kernels,
+and `fused` with `compiled`, which run those of the compiler. A row is the largest difference over the lines (or
+modules) with 2 % of the device's time or more, in percent of the device's time per step; the aim is 5 %.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+STEPS, FIRST, LAST = 40, 20, 26
+PAIRS = {"graphed": "eager", "whole": "eager", "compiled": "fused"}
+MODES = ("train", "infer")
+
+
+def run(name, form, mode, steps=STEPS):
+    """Run a job in one form; in inference the step is the model alone."""
+    import gpu_graphs
+    import torch
+
+    job_class: Any = gpu_graphs.JOBS[name]
+    base: Any = gpu_graphs.Job
+    if mode == "infer":
+
+        def infer(job):
+            with torch.no_grad(), job.autocast(cache_enabled=False):
+                job.log = job.run(*job.inputs)
+
+        job_class.step = base.step = infer
+        job_class.loss = lambda _job, _out: torch.zeros((), device=gpu_graphs.DEVICE, requires_grad=True)
+    step: Any = gpu_graphs.made(name, form)
+    for _ in range(steps):
+        step()
+    gpu_graphs.synchronize()
+
+
+def record(folder, name, form, mode, *options):
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope",
+        "record",
+        "--out",
+        str(folder),
+        "--steps",
+        f"{FIRST}:{LAST}",
+        *options,
+    ]
+    job = [sys.executable, __file__, "run", name, form, mode]
+    return subprocess.run([*command, "--", *job], check=False).returncode
+
+
+def sums(folder):
+    """Return device time per step by line and by module, the whole, and the warnings on graphs."""
+    import stepscope
+
+    document = stepscope.load(folder).document
+    lines = {f"{row['file']}:{row['line']}": row["device_ms"] for row in document["code"]}
+    modules = {row["module"]: row["device_ms"] for row in document["modules"]}
+    whole = max([*lines.values(), *modules.values(), 1e-9])
+    return lines, modules, whole, [line for line in document["warnings"] if "CUDA graphs" in line]
+
+
+def difference(mine, other, whole):
+    large = {name for one in (mine, other) for name, ms in one.items() if ms >= 0.02 * whole}
+    gaps = {name: 100 * (mine.get(name, 0) - other.get(name, 0)) / whole for name in large}
+    return max(gaps.items(), key=lambda one: abs(one[1]), default=("-", float("nan")))
+
+
+def show(out):
+    print(f"{'job':14s}{'mode':6s}{'form':10s}{'lines':>8s}{'modules':>9s}  largest")
+    within = []
+    for folder in sorted(out.glob("*.*.*")):
+        name, mode, form = folder.name.split(".")
+        against = out / f"{name}.{mode}.{PAIRS.get(form, '')}"
+        if form not in PAIRS or not against.is_dir():
+            continue
+        (lines, modules, _, notes), (lines_of, modules_of, whole, _) = sums(folder), sums(against)
+        found = [difference(lines, lines_of, whole), difference(modules, modules_of, whole)]
+        within.append(all(abs(gap) <= 5 for _, gap in found))
+        print(f"{name:14s}{mode:6s}{form:10s}{found[0][1]:8.1f}{found[1][1]:9.1f}  {found[0][0]}, {found[1][0]}")
+        for note in notes:
+            print(f"    {note}")
+    print(f"{sum(within)} of {len(within)} within 5 %")
+
+
+def memory_cost(out, name):
+    """Print the median step outside the window with and without --memory, in turns."""
+    for k in range(6):
+        record(out / f"memory{k % 2}.{k}", name, "eager", "train", *(["--memory"] if k % 2 else []))
+    for with_memory in (0, 1):
+        medians = []
+        for folder in sorted(out.glob(f"memory{with_memory}.*")):
+            log = (folder / "rank00000.steps.jsonl").read_text().splitlines()[1:]
+            steps = [json.loads(line) for line in log]
+            medians.append(statistics.median(one["dur_ns"] for one in steps if not one["profiled"]) / 1e6)
+        print(
+            f"{'with' if with_memory else 'without'} --memory: {', '.join(f'{ms:.3f}' for ms in medians)} ms per step"
+        )
+
+
+def main():
+    what, *rest = sys.argv[1:]
+    if what == "run":
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        run(*rest)
+        return
+    out = Path(rest[0])
+    out.mkdir(parents=True, exist_ok=True)
+    if what == "memory":
+        memory_cost(out, rest[1])
+        return
+    if what == "all":
+        names = rest[1].split(",") if len(rest) > 1 else ["resnet50", "llama", "perceptron"]
+        for name in names:
+            for mode in MODES:
+                for form in ("eager", "fused", *PAIRS):
+                    code = record(out / f"{name}.{mode}.{form}", name, form, mode, "--graphs")
+                    print(f"{name} {mode} {form}: {'recorded' if not code else f'ended with {code}'}", flush=True)
+    show(out)
+
+
+if __name__ == "__main__":
+    main()
