@@ -20,7 +20,6 @@ LAZY = {
     "critical path": "replay.removal.critical_path",
     "overlap": "account.overlap_efficiency",
     "parallel strategies": "account.by_strategy",
-    "source lines": "match_owners.ownership_of",
 }
 EAGER = {
     "waterfall": "waterfall",

@@ -2,7 +2,7 @@
 
 examples:
   stepscope ops run-folder/
-  stepscope ops trace.json.gz --sort host-total -v
+  stepscope ops traces/ --sort host-total -v
   stepscope ops run-folder/ --json - | jq '.operators[0]'
 
 Self time leaves out operators that were called; device time is of the kernels that an operator launched. Shapes and

@@ -12,10 +12,17 @@ const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
 const strategyText = (name) => String(name).split(" x ").map((word) => (/^(dd|fs|tp|pp|ep|cp)/.test(word) ? word.toUpperCase() : word)).join(" × ").replaceAll("-ZERO", " ZeRO-");
 const words = (id) => String(id).replaceAll("_pct", ", %").replaceAll("_", " ");
 
+// A number between two exactly is rounded to the even one, as on a terminal: 51.25 is 51.2.
+function rounded(x, places) {
+  const lower = Math.floor(x * 10 ** places);
+  const between = Number.isInteger(x * 2 ** (places + 1)) && x * 10 ** places - lower === 0.5;
+  return (between ? (lower + Math.abs(lower % 2)) / 10 ** places : x).toFixed(places);
+}
+
 // A number with commas between thousands; zeros at the end beyond `least` places are left out. Without `Intl`, whose
 // first use alone takes as long as drawing a chart.
 function written(x, places, least = places) {
-  const [whole, rest = ""] = x.toFixed(places).split(".");
+  const [whole, rest = ""] = rounded(x, places).split(".");
   const kept = rest.slice(0, Math.max(least, rest.replace(/0+$/, "").length));
   return whole.replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−") + (kept && `.${kept}`);
 }
