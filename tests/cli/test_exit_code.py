@@ -141,4 +141,4 @@ def test_bar_after_a_second_with_rate_and_remaining_time(monkeypatch: pytest.Mon
         progress(50_000_000, 100_000_000)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
         assert re.search(r"reading .*50 % 25.0 MB/s, 0:02 left\s*$", shown)
-    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"
+    assert terminal.getvalue().endswith("\r\x1b[K"), "the bar wipes itself"
