@@ -67,6 +67,7 @@ def test_live_page_breaks_no_rule(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "live.html").write_text(live_text(tmp_path))
     browser.console()
     browser.go((tmp_path / "live.html").as_uri())
-    assert browser.run("return document.querySelectorAll('polyline').length") == 2
+    # two ranks, and four lines of the grid
+    assert browser.run("return document.querySelectorAll('polyline').length") == 2 + 4
     assert [violations(browser, scheme) for scheme in RULES] == [[], []]
     assert browser.console() == []

@@ -519,8 +519,10 @@ def _ranks(view: _View, most: int) -> list[Row]:
     shown = groups if len(groups) <= most else groups[: most - 1]
     rows = _rank_table(view, shown)
     if len(groups) > len(shown):
-        others = sum(len(ranks) for ranks, _ in groups[len(shown) :])
-        rows.append(((f"   {_count(others, 'more rank')}: -v", "dim"),))
+        others = [rank for ranks, _ in groups[len(shown) :] for rank in ranks]
+        late = rank_ranges([rank for rank in others if rank in view.late])
+        also = f", {late} late as well" if late else ""
+        rows.append(((f"   {_count(len(others), 'more rank')}{also}: -v", "dim"),))
     return rows
 
 
