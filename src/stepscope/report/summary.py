@@ -521,7 +521,7 @@ def _ranks(view: _View, most: int) -> list[Row]:
     if len(groups) > len(shown):
         others = [rank for ranks, _ in groups[len(shown) :] for rank in ranks]
         late = rank_ranges([rank for rank in others if rank in view.late])
-        also = f", {late} late as well" if late else ""
+        also = f", rank {late} late as well" if late else ""
         rows.append(((f"   {_count(len(others), 'more rank')}{also}: -v", "dim"),))
     return rows
 
