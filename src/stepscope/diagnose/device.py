@@ -284,7 +284,7 @@ def _precision(account: Account) -> Iterator[Match]:
         cost_ns=spent,
         evidence=(
             evidence_ms("32-bit matrix products {per_step}", spent, "average rank"),
-            evidence_ms("of it off the tensor cores", off, "average rank"),
+            *((evidence_ms("of it off the tensor cores", off, "average rank"),) if off > 0 else ()),
         ),
         doubt=None if peak is not None and warm else 0.5,
     )

@@ -548,6 +548,7 @@ def _computed(account: Account) -> list[Evidence]:
         calls = host_calls(rank)
         strings, dur = rank.trace.strings, calls.end_ns - calls.start_ns
         long = calls.at_rows(computing_operators(rank))
+        long = long[rank.steps.of(calls.start_ns[long]) >= 0] if len(rank.steps) else long
         for call in long[~np.isin(long, calls.parent[long])].tolist():  # the innermost: others wait for what they call
             took = int(dur[call])
             if strings[calls.name[call]] in COMPUTE_NOTHING:
