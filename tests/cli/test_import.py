@@ -197,4 +197,8 @@ def test_bare_log_of_nccl_needs_a_rank_and_is_reported(tmp_path: Path, capsys: p
     assert [(c["algorithm"], c["protocol"]) for c in log["choices"]] == [("RING", "SIMPLE")]
     sizes = {("all_reduce", 4 << 20), ("all_reduce", 100 << 20), ("broadcast", None)}
     assert {(c["op"], c["size_bytes"]) for c in log["collectives"]} == sizes
-    assert "algorithms: RING/SIMPLE" in text and re.search(r"all_reduce +4.2 MB +1", text) and page.startswith("<!doctype html>")
+    assert (
+        "algorithms: RING/SIMPLE" in text
+        and re.search(r"all_reduce +4.2 MB +1", text)
+        and page.startswith("<!doctype html>")
+    )
