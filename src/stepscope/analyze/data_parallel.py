@@ -114,6 +114,7 @@ def _gradients(rank: Rank, found: Passes) -> tuple[Int64s, Int64s, int | None, i
     calls, adding = backward.calls, backward.only(ADDING)
     hooks = backward.only(GRADIENT, BACK)
     host = _in_steps_ns(rank, calls, hooks) - _in_steps_ns(rank, calls, adding) if len(adding) else None
+    host = None if host is not None and host < 0 else host  # the file lacks some of the nodes around
     if not rank.has_device:
         computing = backward.only(NODE, ADDING)
         start = calls.start_ns[computing]
@@ -162,6 +163,7 @@ def _buckets(
         at, rows = (np.stack([sync[k] for sync in syncs if sync[0] == index]) for k in (1, 2))
         issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
         begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
+        end = np.maximum(start, end)  # of damaged events
         exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
         wait = shared.wait_ns[index][rows]
         parts.append(np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, wait, exposed)))
