@@ -534,7 +534,7 @@ Floats = npt.NDArray[np.float64]
 # stacks, their times, and the begins and ends of calls in them
 Gap = tuple[list[int], list[int], list[int]]
 
-# a call or its end takes at least as long by itself
+# the least that a call, or its end, takes without being watched
 _PLAIN_CALL_NS = 25
 _HALVINGS = 40
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.units import readable_bytes
 
 if TYPE_CHECKING:
     from stepscope.run.dumps import Dumps
@@ -75,11 +74,6 @@ def nccl_calls(logs: Sequence[Json]) -> list[dict[str, Any]]:
         {"op": key[0], "size_bytes": key[1], "calls": calls[key] or None, "algorithm": ", ".join(chosen.get(key, ()))}
         for key in ordered[:_MAX_ROWS]
     ]
-
-
-def size_text(size_bytes: int | None) -> str:
-    """Return a size in words, a question mark where it is unknown."""
-    return "?" if size_bytes is None else readable_bytes(size_bytes)
 
 
 def _recorded_calls(dumps: "Dumps") -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@
     factor   (step - lost) / step
 
 Where much is lost, the clock of the step log runs slower by the factor. The trace's does not where a rank is alone and
-has a list of its waits for a core (`record/helper/core_waits.py`): its clock stands still in each of them. The end of a
+has a list of its waits for a core (`record/helper/core_waits.py`): its clock stops in each of them. The end of a
 wait is known to a millisecond or so, and no event of the thread begins or ends in it: it is in a pause between two.
 
 Without the list each part of a step has lost as much of its time: a rank that is alone has a factor for each step, or
@@ -114,7 +114,7 @@ def _clock(rank: Rank, of_step: dict[int, float], otherwise: float, since_ns: in
 
 
 def _without(waits: Waits) -> Clock:
-    """Return the clock that stands still in the waits."""
+    """Return the clock that stops in the waits."""
     begin_ns, waited_ns = waits
     before = np.append(0, np.cumsum(waited_ns))
 
