@@ -34,7 +34,7 @@ def record(folder: Path, slower: list[float], window: range, *, in_optimizer: bo
             r.ran("aten::_foreach_add_", *steps)
             # both end before the operator does, and are seen up to a millisecond later
             for end, waited in ((steps[0] + 1000 + lost / 4, lost / 4), (steps[1] - 200, 3 * lost / 4)):
-                waits.append((int(1000 * (end - 300)), int(1000 * (end + 700)), int(1000 * waited)))
+                waits += [(int(1000 * (end - 300)), int(1000 * (end + 700)), int(1000 * waited))] if lost else []
         at += STEP * ms + lost
         regions = {"forward_pass": FORWARD * (1 if in_optimizer else times), "optimizer_step": OPTIMIZER * times}
         lines.append({
@@ -81,6 +81,13 @@ def test_listed_waits_are_taken_out_where_they_were(tmp_path: Path, listed: bool
     assert found["step"]["profiled_ms"] == pytest.approx(STEP, rel=0.01)
     assert (profiled["forward"] == pytest.approx(FORWARD, rel=0.02)) is listed
     assert (profiled["optimizer"] == pytest.approx(OPTIMIZER, rel=0.02)) is listed
+
+
+def test_a_window_without_waits_keeps_its_times(tmp_path: Path) -> None:
+    record(tmp_path, [5.0] * 4 + [1.0] * 4 + [5.0] * 12, range(4, 8), in_optimizer=True)
+    found = stepscope.load(tmp_path).document
+    assert json.loads((tmp_path / "rank00000.core_waits.jsonl").read_text())["waits"] == []
+    assert found["step"]["starved"] and found["step"]["profiled_ms"] == pytest.approx(STEP, rel=0.01)
 
 
 def test_steps_that_were_timed_together_have_their_mean(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from stepscope.run.side_files import StepLog, unprofiled_step
 from stepscope.side_file import read_side_file
 from stepscope.stats.robust import distinct, median
 from stepscope.trace.table import NONE_NS, EventKind, Int64s
-from stepscope.units import ms
+from stepscope.units import NS_PER_S, ms
 
 Floats = npt.NDArray[np.float64]
 Clock = Callable[[Int64s], Int64s]
@@ -38,6 +38,8 @@ Waits = tuple[Int64s, Int64s]
 # of the steps: from here on the wait for a core is what the machine does, and no fix of the job's
 STARVED = 0.1
 _LEAST_FACTOR = 0.01
+# of a wait that can be
+_LONGEST_NS = 600 * NS_PER_S
 
 
 def no_core_ns(log: StepLog) -> Floats | None:
@@ -115,13 +117,13 @@ def _clock(rank: Rank, of_step: dict[int, float], otherwise: float, since_ns: in
 
 def _without(waits: Waits) -> Clock:
     """Return the clock that stops in the waits."""
-    begin_ns, waited_ns = waits
-    before = np.append(0, np.cumsum(waited_ns))
+    end_ns = waits[0] + waits[1]
+    passed = np.append(0, np.cumsum(waits[1]))
 
     def at(moment: Int64s) -> Int64s:
-        place = np.searchsorted(begin_ns, moment, side="right") - 1
-        inside = np.where(place >= 0, np.minimum(moment - begin_ns[place], waited_ns[place]), 0)
-        return moment - before[np.maximum(place, 0)] - inside
+        place = np.searchsorted(end_ns, moment, side="right")  # of the next wait to end
+        begun = np.append(waits[0], np.iinfo(np.int64).max)[place]
+        return np.minimum(moment, begun) - passed[place]
 
     return at
 
@@ -164,8 +166,8 @@ def _watched(path: Path) -> Iterator[tuple[int, int, Int64s]]:
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
         after, seen, waited = waits.T
-        sound = (waited > 0) & (after < seen) & (since_ns <= after) & (seen <= until_ns)
-        if found.get("schema") == SCHEMA and sound.all() and (np.diff(seen) > 0).all():
+        sound = (waited > 0) & (waited <= _LONGEST_NS) & (after < seen) & (since_ns <= after) & (seen <= until_ns)
+        if found.get("schema") == SCHEMA and since_ns >= 0 and sound.all() and (np.diff(seen) > 0).all():
             yield since_ns, until_ns, waits
 
 
