@@ -135,9 +135,7 @@ def link_rows(rows: Iterable[Row]) -> list[Row]:
                 process_group=group,
                 group_size=size,
                 nodes=nodes,
-                **{
-                    name: _sum(listed, name) for name in ("count", "size_bytes", "wait_ns", "transfer_ns", "exposed_ns")
-                },
+                **{name: _sum(listed, name) for name in _SUMMED},
                 link=listed[0].link,
                 used_gb_per_s=used,
                 link_gb_per_s=rated,
