@@ -59,12 +59,17 @@ def per_step(account: Account, chosen: Sequence[Mask]) -> float:
 
 
 def device_ns(account: Account, chosen: Sequence[Mask]) -> float:
-    """Return the device time of some work per step, mean over ranks; only work launched in recorded steps counts."""
+    """Return how long the device runs some work per step, mean over ranks; only work launched in recorded steps counts.
+
+    Work that overlaps counts once, and damaged files have work that ends after its step: no step has more than itself.
+    """
     totals = []
     for rank, mask in zip(account.run.ranks, chosen, strict=True):
         mine = mask & (rank.work.step >= 0)
-        totals.append((rank.work.end_ns - rank.work.start_ns)[mine].sum() / max(len(rank.steps), 1))
-    return float(np.mean(totals)) if totals else 0.0
+        busy = union(rank.work.start_ns[mine], rank.work.end_ns[mine])
+        totals.append(busy.total_ns / max(len(rank.steps), 1))
+    spent = float(np.mean(totals)) if totals else 0.0
+    return spent if account.step is None else min(spent, account.step.step_ns)
 
 
 def host_ns(account: Account, chosen: Sequence[Mask]) -> float:
