@@ -272,6 +272,8 @@ def load_calibration(path: str | Path) -> Calibration:
 _MAX_WORLD_SIZE = 1 << 20
 _MAX_BYTES = 1e18
 _MAX_TIME_US = 1e15
+# a picosecond: no link is that quick, and pictures take logarithms of times
+_MIN_TIME_US = 1e-6
 
 
 def _curve(data: dict[str, Any]) -> Curve:
@@ -296,7 +298,9 @@ def _curve(data: dict[str, Any]) -> Curve:
 
 
 def _points(points: list[list[float]]) -> tuple[tuple[int, float], ...]:
-    sound = all(is_number(b, low=1, high=_MAX_BYTES) and is_number(t, low=0, high=_MAX_TIME_US) for b, t in points)
+    sound = all(
+        is_number(b, low=1, high=_MAX_BYTES) and is_number(t, low=_MIN_TIME_US, high=_MAX_TIME_US) for b, t in points
+    )
     if not points or not sound:
         raise ValueError("points should be pairs of bytes, one or more, and times in us")
     return tuple((int(b), float(t) * NS_PER_US) for b, t in points)
