@@ -28,9 +28,11 @@ class Waiting(BoundedHandler):
     """Answers once it may."""
 
     may_answer = threading.Event()
+    begun = threading.Semaphore(0)
     size_bytes = 0
 
     def do_GET(self) -> None:
+        self.begun.release()
         assert self.may_answer.wait(HANG_S)
         self.send_response(200)
         self.end_headers()
@@ -79,6 +81,8 @@ def test_connection_beyond_the_bound_is_hung_up_on(capfd: pytest.CaptureFixture[
     Waiting.may_answer.clear()
     with serving(Two, Waiting) as server:
         served = [connected(server) for _ in range(2)]
+        for _ in served:  # a connection whose request has not come is idle, and would make room
+            assert Waiting.begun.acquire(timeout=HANG_S)
         beyond = connected(server)
         assert received(beyond) == b""  # while the two still wait for their answers
         Waiting.may_answer.set()

@@ -1,4 +1,4 @@
-"""No hostile input brings a command down: those that once did, and a thousand of one seed, so that what fails is the
+"""No hostile input brings a command down: those that once did, and some of one seed, so that what fails is the
 change's; fresh seeds are for whoever changes a reader or an output.
 """
 
@@ -48,8 +48,8 @@ def test_inputs_that_once_brought_a_command_down_no_longer_do():
 
 
 @pytest.mark.slow
-def test_a_thousand_hostile_inputs(tmp_path):
-    words = ("--seconds", "60", "--inputs", "1000", "--seed", "1", "--out", str(tmp_path / "failures"))
+def test_new_hostile_inputs(tmp_path):
+    words = ("--seconds", "60", "--inputs", "400", "--seed", "1", "--out", str(tmp_path / "failures"))
     fuzz(*words, timeout_s=280)
 
 
