@@ -72,11 +72,13 @@ _COLUMNS = {
 }
 #: cells of a fix's title below which its saving gets a row of its own
 _MIN_TITLE = 30
+#: of the step: a costly line below it reads as 0 %
+_LEAST_PCT = 0.5
 #: fixes, rows per fix after the first, bars, rows of ranks, lines: the first layout that fits is taken
 _LAYOUTS = (
     (3, 5, 6, 4, 3), (3, 4, 6, 4, 3), (3, 4, 5, 3, 3), (3, 3, 5, 3, 3), (3, 3, 4, 3, 3), (3, 3, 4, 2, 3),
     (2, 3, 5, 3, 3), (2, 3, 4, 2, 3), (2, 2, 4, 2, 3), (1, 2, 4, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3, 1, 3),
-    (1, 2, 2, 0, 3), (1, 2, 2, 0, 0),
+    (1, 2, 3, 1, 1), (1, 2, 3, 0, 1), (1, 2, 2, 0, 0),
 )  # fmt: skip
 
 
@@ -600,7 +602,7 @@ def _late(view: _View, straggler: Json) -> str:
 
 
 def _costly_lines(view: _View, most: int) -> list[Row]:
-    lines = (view.document.get("costly_lines") or ())[: max(0, most)]
+    lines = [x for x in view.document.get("costly_lines") or () if x["pct"] >= _LEAST_PCT][: max(0, most)]
     if not lines:
         return []
     places = [
