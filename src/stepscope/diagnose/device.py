@@ -403,6 +403,38 @@ def _launched_in(rank: Rank, spans: Intervals) -> Mask:
     return (work.step >= 0) & (launch >= 0) & (covered_ns(spans, launch, launch + 1) > 0)
 
 
+def _casts(account: Account) -> Iterator[Match]:
+    """Yield the casts that autocast makes for operators again in every step where nothing is trained: a model that is
+    stored in 16 bit needs none.
+    """
+    ranks, step = account.run.ranks, account.step
+    if step is None or trains(account.strategy.passes) or abilities(ranks, account.chip.chip).bf16 is False:
+        return
+    host = [_casting(rank) for rank in ranks]
+    chosen = [_launched_in(rank, spans) for rank, spans in zip(ranks, host, strict=True)]
+    on_device, spent = has_device(account), device_ns(account, chosen)
+    took = float(np.mean([h.total_ns / max(len(rank.steps), 1) for rank, h in zip(ranks, host, strict=True)]))
+    if (spent if on_device else took) < WORTH_A_LINE * step.step_ns:
+        return
+    yield Match(
+        without_parts([host_part(rank, spans, work) for rank, spans, work in zip(ranks, host, chosen, strict=True)]),
+        cost_ns=spent if on_device else took,
+        evidence=(evidence_ms("casts for operators {per_step}", spent if on_device else took, "average rank"),),
+        what_if=(),
+    )
+
+
+def _casting(rank: Rank) -> Intervals:
+    """Return when the host cast what autocast's operators read: before each runs, below an operator of the same name."""
+    calls = host_calls(rank)
+    wraps = (calls.parent >= 0) & (calls.name == calls.name[calls.parent])
+    wrapped = np.zeros(len(calls.row), bool)
+    wrapped[calls.parent[wraps]] = True
+    casts = by_string(rank.trace, calls.name, lambda s: s == "aten::to").astype(bool)
+    mine = casts & (calls.parent >= 0) & wrapped[calls.parent] & (rank.steps.of(calls.start_ns) >= 0)
+    return union(calls.start_ns[mine], calls.end_ns[mine])
+
+
 # Optimizer.
 
 _FUSED_LAUNCHES = 8
@@ -789,6 +821,11 @@ KINDS = (
          "Train in bfloat16, which needs no scaler: torch.autocast('{device}', torch.bfloat16) and no GradScaler. "
          "Assumes the same step without scaling and its synchronisation.",
          needs=(Need.HOST,), training_only=True, always=True, doubt=0.4, sureness=0.8),
+    Kind("mixed-precision-overhead", _casts, "Autocast converts weights and inputs in every step",
+         "nothing is trained, so the weights could be stored in the type that operators compute in",
+         "Load the model in 16 bit once (model.to(torch.bfloat16)) and cast its inputs, in place of torch.autocast. Assumes the "
+         "same step without these casts.",
+         needs=(Need.HOST,), doubt=0.3, subject="casts of autocast"),
     Kind("recomputation", _recomputation, "Forward is recomputed in backward",
          "activation checkpointing discards activations and recomputes them",
          "Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as "

@@ -61,23 +61,24 @@ def per_step(account: Account, chosen: Sequence[Mask]) -> float:
 def device_ns(account: Account, chosen: Sequence[Mask]) -> float:
     """Return how long the device runs some work per step, mean over ranks; only work launched in recorded steps counts.
 
-    Work that overlaps counts once, and damaged files have work that ends after its step: no step has more than itself.
+    Work that overlaps counts once.
     """
-    totals = []
-    for rank, mask in zip(account.run.ranks, chosen, strict=True):
-        mine = mask & (rank.work.step >= 0)
-        busy = union(rank.work.start_ns[mine], rank.work.end_ns[mine])
-        totals.append(busy.total_ns / max(len(rank.steps), 1))
-    spent = float(np.mean(totals)) if totals else 0.0
-    return spent if account.step is None else min(spent, account.step.step_ns)
+    return _per_step_ns(account, chosen, lambda rank, mine: union(rank.work.start_ns[mine], rank.work.end_ns[mine]))
 
 
 def host_ns(account: Account, chosen: Sequence[Mask]) -> float:
     """Return the host's time for launching some work, per step and mean over ranks."""
-    totals = []
-    for rank, mask in zip(account.run.ranks, chosen, strict=True):
-        totals.append(launching(rank, mask & (rank.work.step >= 0)).total_ns / max(len(rank.steps), 1))
-    return float(np.mean(totals)) if totals else 0.0
+    return _per_step_ns(account, chosen, launching)
+
+
+def _per_step_ns(account: Account, chosen: Sequence[Mask], busy: Callable[[Rank, Mask], Intervals]) -> float:
+    """Return a time of work that recorded steps launched; where it lies outside of them, no step has more than itself."""
+    totals = [
+        busy(rank, mask & (rank.work.step >= 0)).total_ns / max(len(rank.steps), 1)
+        for rank, mask in zip(account.run.ranks, chosen, strict=True)
+    ]
+    spent = float(np.mean(totals)) if totals else 0.0
+    return spent if account.step is None else min(spent, account.step.step_ns)
 
 
 def launching(rank: Rank, chosen: Mask) -> Intervals:
