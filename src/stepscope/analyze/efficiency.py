@@ -396,6 +396,13 @@ def waterfall(
     achieved_ns = efficiency.mfu * step.step_ns
     measured = _measured(pairs, kinds, slower, achieved_ns)
     mean_ns = _losses(step.rank_part_ns, _corrected_kinds(pairs, kinds, step), slower, achieved_ns).mean(axis=0)
+    if (below := float(mean_ns[LOSSES.index("matmul_below_peak")])) < 0:
+        why = (
+            f"no waterfall: matrix products took {-below / step.step_ns:.1%} of the step less than their FLOPs need at "
+            "peak: the FLOPs are too many (causal attention is counted in full), the peak is too low, or kernels "
+            "are missing"
+        )
+        return Row(rows=None, notes=(why,))
     error = _loss_errors(
         [budget for budget, _ in pairs],
         measured,
@@ -415,7 +422,7 @@ def waterfall(
         )
         for i, (loss, ns) in enumerate(zip(LOSSES, mean_ns, strict=True))
     )
-    return Row(rows=rows, notes=_waterfall_notes(mean_ns, step, chip, error))
+    return Row(rows=rows, notes=_waterfall_notes(chip, error))
 
 
 def step_losses_ns(
@@ -480,14 +487,8 @@ def _corrected_kinds(
     return np.array(out)
 
 
-def _waterfall_notes(mean_ns: Floats, step: StepBudget, chip: Chip | None, error: Floats | None) -> tuple[str, ...]:
+def _waterfall_notes(chip: Chip | None, error: Floats | None) -> tuple[str, ...]:
     notes = []
-    below = float(mean_ns[LOSSES.index("matmul_below_peak")])
-    if below < 0:
-        notes.append(
-            f"matrix products took {-below / step.step_ns:.1%} of the step less than their FLOPs need at peak: "
-            "the FLOPs per step are too many (causal attention is counted in full) or the peak is too low"
-        )
     if chip is None:
         notes.append("loss to precision unknown: the chip is not in the hardware table; it is in matmul_below_peak")
     if error is None:
