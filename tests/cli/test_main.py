@@ -142,6 +142,7 @@ def test_the_planted_straggler_is_named(
     assert len(own_ms) == 2
     assert own_ms[1] - own_ms[0] > demo.SLOW_MS / 2
     assert "stepscope report demo" in out
+    assert ("\nCounted     " in out) == ("Overloaded machine" in out)
 
 
 def test_without_torch_it_says_what_to_install(

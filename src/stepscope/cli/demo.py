@@ -64,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
     print_line()
     print_line(f"$ stepscope report {shown(folder)}")
     page = folder / "report.html"
-    late, exit_code = _show_report(folder, page)
+    document, exit_code = _show_report(folder, page)
     if exit_code:
         return exit_code
+    late = [finding for finding in document["findings"] if finding["id"] == "straggler"]
     for line in (
         "",
-        *_conclusion(late, folder, slow_rank=slow_rank),
+        *_conclusion(late, document["step"], folder, slow_rank=slow_rank),
         "",
         f"Open {shown(page)} in a browser: the whole report, no network needed.",
         f"The run is in {shown(folder)}. Show it again with: stepscope report {shown(folder)}",
@@ -98,7 +99,7 @@ def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
     return launched.folders[-1] if launched.exit_code == 0 and launched.folders else None
 
 
-def _show_report(folder: Path, page: Path) -> tuple[list[dict[str, Any]], int]:
+def _show_report(folder: Path, page: Path) -> tuple[dict[str, Any], int]:
     import tempfile
 
     from stepscope.cli.main import main as stepscope
@@ -106,11 +107,10 @@ def _show_report(folder: Path, page: Path) -> tuple[list[dict[str, Any]], int]:
     with tempfile.TemporaryDirectory() as elsewhere:
         report = Path(elsewhere, "report.json")
         exit_code = stepscope(["report", shown(folder), "--json", str(report), "--html", str(page), "--force"])
-        findings = json.loads(report.read_text())["findings"] if report.exists() else []
-    return [finding for finding in findings if finding["id"] == "straggler"], exit_code
+        return json.loads(report.read_text()) if report.exists() else {"findings": [], "step": {}}, exit_code
 
 
-def _conclusion(late: list[dict[str, Any]], folder: Path, *, slow_rank: int) -> list[str]:
+def _conclusion(late: list[dict[str, Any]], step: dict[str, Any], folder: Path, *, slow_rank: int) -> list[str]:
     import numpy as np
 
     from stepscope.run.side_files import step_logs
@@ -127,6 +127,15 @@ def _conclusion(late: list[dict[str, Any]], folder: Path, *, slow_rank: int) -> 
     none = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
     return [
         f"Planted     rank {slow_rank} sleeps {SLOW_MS:g} ms per step on its host",
+        *_counted(step),
         f"Found       {found or none}",
         f"Step log    time per step without waiting for gradients: {', '.join(own)}",
     ]
+
+
+def _counted(step: dict[str, Any]) -> list[str]:
+    """Return how much of the planted sleep is in the report's times, where those of all ranks are shortened alike."""
+    if not step.get("starved"):
+        return []
+    share = step["unprofiled_ms"] / (step["unprofiled_ms"] + step["core_wait_ms"])
+    return [f"Counted     {SLOW_MS * share:.0f} ms of it: without waits for a core all times are shorter, sleeps too"]
