@@ -231,7 +231,11 @@ _OWNER_COSTS = (
         title="of the step",
     ),
     _real(
-        "saving_ns", "ns per step", "saving if removed, for the first ten lines", null=True, title="saving if removed"
+        "saving_ns",
+        "ns per step",
+        "saving if removed with all it causes, of the first ten lines",
+        null=True,
+        title="saving if removed",
     ),
     _bool("is_around_step", "it holds nearly everything: without it there is no step"),
     _real("flops", "FLOP per step", "of operators whose shapes were recorded", null=True),
@@ -780,7 +784,13 @@ _TABLES = (
             _text("module", "module that holds most of its time", null=True),
             _real("critical_ns", "ns per step", "time on the critical path", title="critical path"),
             _real("pct", "%", "of the step", null=True, digits=3, title="of the step"),
-            _real("saving_ns", "ns per step", "saving if removed", null=True, title="saving if removed"),
+            _real(
+                "saving_ns",
+                "ns per step",
+                "saving if removed with all it causes",
+                null=True,
+                title="saving if removed",
+            ),
             _bool("trains", "it runs part of the model, of backward or of the optimizer", null=True),
             _bool("sampled", "known by samples of the threads alone"),
         ),

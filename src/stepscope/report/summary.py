@@ -72,6 +72,8 @@ _COLUMNS = {
 }
 #: cells of a fix's title below which its saving gets a row of its own
 _MIN_TITLE = 30
+#: times its own time: what a line saves that has to be explained
+_MORE = 1.1
 #: of the step: a costly line below it reads as 0 %
 _LEAST_PCT = 0.5
 #: fixes, rows per fix after the first, bars, rows of ranks, lines: the first layout that fits is taken
@@ -614,7 +616,9 @@ def _costly_lines(view: _View, most: int) -> list[Row]:
         ["" if line["saving_ms"] is None else f"saves {view.ms(line['saving_ms'])}" for line in lines],
     ]
     names, widths = max(map(text_width, places)), [max(map(len, column)) for column in columns]
-    of = "training thread, sampled" if lines[0].get("sampled") else "critical path, saving if removed"
+    more = any((line["saving_ms"] or 0) > _MORE * line["critical_ms"] for line in lines)
+    what = "critical path, saving if removed" + " with all it causes" * more
+    of = "training thread, sampled" if lines[0].get("sampled") else what
     rows: list[Row] = [((cut(f" Most expensive lines ({of})", view.width), "bold"),)]
     for place, line, *cells in zip(places, lines, *columns, strict=True):
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
