@@ -30,6 +30,7 @@ from stepscope.report.html.sheets import sheet_page
 from stepscope.report.html.timeline_data import slices_of
 from stepscope.report.pages.compare import comparison_sheet
 from stepscope.report.pictures import calibrated_collectives
+from stepscope.report.summary import summary_text
 
 STEP = 2000
 LATE_US = 500
@@ -85,6 +86,18 @@ def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
     assert data.sentence == headline_sentence(document)
     assert {"budget", "waiting"} <= set(data.pictures)
     assert data.sentence in html.unescape(page_of(data).html)
+
+
+def test_what_limits_the_numbers_is_the_same_on_page_and_terminal(account: Account) -> None:
+    document = report_json(account, diagnose(account), details=True)
+    document["run"] |= {"failure": "out of memory"}
+    document["step"] |= {"starved": True, "core_wait_ms": 5.0}
+    document["recording"] |= {"cannot_show": ["kernels"]}
+    document["incomplete"] = ["rank 3 could not be read"]
+    shown = page_data(document, Timeline()).report
+    assert len(shown["reasons"]) == 2 and len(shown["caveats"]) == 3
+    screen = " ".join(summary_text(document, width=100).split())
+    assert all(line in screen for line in (*shown["reasons"], *shown["caveats"]))
 
 
 def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:

@@ -213,12 +213,14 @@ def test_a_page_without_findings_and_owners_says_what_is_missing(browser: Browse
     document = report(ranks=2, steps=3)
     document |= {"code": [], "modules": [], "findings": [], "findings_combined": [], "memory": None, "memory_steps": []}
     document["details"] |= {"code_trees": None, "what_if": None}
+    document["run"]["failure"] = "out of memory"
     path = tmp_path / "page.html"
     timeline = constructed_timeline(ranks=2, steps=3, slices_per_rank=20)
     path.write_text(page_of(page_data(document, timeline)).html)
     browser.console()
     browser.open(path)
     assert text(browser, ".sentence") == "Nothing worth fixing was found (compute-bound)."
+    assert text(browser, ".banner") == "The job failed: out of memory."
     assert "No rule judges a line" in text(browser, "#findings")
     for tab, hint in (("code", "were not recorded"), ("memory", "record with --memory")):
         browser.show(tab)

@@ -17,6 +17,9 @@ _LARGE_LINE_PCT = 5.0
 # parts of the budget in which the device waits for a reason that could be removed
 _WAITS = ("exposed_transfer", "wait", "pipeline_bubble", "copy", "data_loading", "host_sync", "allocator", "host_stall")
 
+# findings whose fix begins with a source line
+_OF_LINES = ("straggler", "host-stall", "host-work", "host-device-sync", "data-loading")
+
 
 def headline_sentence(document: Mapping[str, Any]) -> str:
     """Return the first finding with the step before and after its fix, from the report's document.
@@ -57,6 +60,48 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     larger = _larger_bound(found, first, step_ms)
     end = "." if missing or larger else ""
     return f"{_subject(first, document['run']['num_ranks'])}. {verb} {saves}{end}{larger}{missing}"
+
+
+def reasons(document: Mapping[str, Any]) -> list[str]:
+    """Return what stands below the headline: what limits the step where no fix is large, and what is not recorded."""
+    recording, unclear = document.get("recording") or {}, document["verdict"] == "unclear"
+    cannot = recording.get("cannot_show") or ()
+    leading = leading_findings(f for f in document["findings"] if f["saving_alone_ms"] > 0)
+    found = []
+    if not (unclear and (cannot or not leading)) and (not leading or leading[0]["saving_pct"] < _LARGE_PCT):
+        found.append(capital(document["verdict_reason"]))  # without the verdict, which may be about something else
+    if cannot and not unclear:
+        found.append(recording.get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
+    return found
+
+
+def caveats(document: Mapping[str, Any]) -> list[str]:
+    """Return what is to be known about the conclusions, a line for the job and one for its numbers."""
+    run, step = document["run"], document["step"]
+    step_ms = step["unprofiled_ms"] or step["profiled_ms"]
+    first = next((f for f in document["findings"] if f["saving_alone_ms"] > 0), None)
+    found = []
+    if step.get("starved") and step_ms:
+        took, waited = three_digits(step_ms + step["core_wait_ms"]), three_digits(step["core_wait_ms"])
+        found.append(f"Overloaded machine: a step took {took} ms, {waited} of them waiting for a CPU core.")
+        found.append("Times here are without that wait.")
+    if run.get("num_devices") and run["num_devices"] < run["num_ranks"]:
+        whom, where = ("All ranks", "one device") if run["num_devices"] == 1 else ("Ranks", "devices")
+        found.append(f"{whom} share {where} and slow each other down: savings are rough.")
+    if run["num_steps"] == 1 and not is_light(document):
+        found.append("Only 1 step: maybe a cold start.")
+    if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
+        found.append("Source lines not recorded.")
+    if run["num_steps"] and step["unprofiled_ms"] is None and step["profiled_ms"] is not None:
+        how = " (--unprofiled-step-ms subtracts it)" * (not found)  # with other caveats the option does not fit
+        found.append(f"Times include profiler overhead{how}.")
+    failed = [f"The job failed: {printable(run['failure'])}."] if run.get("failure") and run["num_steps"] else []
+    return [*failed, *([" ".join(found)] if found else [])]
+
+
+def is_light(document: Mapping[str, Any]) -> bool:
+    """Return whether a report is of step logs alone."""
+    return not document["run"]["sources"] and document["step"]["profiled_ms"] is None
 
 
 def unexplained(document: Mapping[str, Any]) -> list[str]:

@@ -13,13 +13,16 @@ from typing import Any
 from stepscope.contract.names import CAUSES, PARTS, shown_parts
 from stepscope.document.sentence import (
     capital,
+    caveats,
     fact_text,
     headline_sentence,
     is_bound,
+    is_light,
     joules_text,
     leading_findings,
     likely_text,
     places_of,
+    reasons,
     saving_text,
     serving_lines,
     three_digits,
@@ -41,8 +44,6 @@ _MIN_MOSTLY = 0.5
 _LEAST_SHOWN_MS = 0.0005
 #: share of a rank's lateness that others wait for
 _MIN_AWAITED = 0.1
-#: findings whose fix begins with a source line
-_OF_LINES = ("straggler", "host-stall", "host-work", "host-device-sync", "data-loading")
 
 _TRACE_ENDING = re.compile(r"(\.pt\.trace)?\.json(\.gz|\.zst)?$")
 _LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
@@ -116,10 +117,9 @@ class _View:
         self.document, self.width, self.verbose = document, width, verbose
         self.command = " ".join(shlex.quote(printable(word)) for word in command) or "RUN"
         run, step = document["run"], document["step"]
-        self.is_light = not run["sources"] and step["profiled_ms"] is None
+        self.is_light = is_light(document)
         self.whole = "step" if run["num_steps"] else "window"
         self.step_ms: float | None = step["unprofiled_ms"] or step["profiled_ms"]
-        self.is_profiled = step["unprofiled_ms"] is None and step["profiled_ms"] is not None
         self.findings = [f for f in document["findings"] if f["saving_alone_ms"] > 0]
         self.late = {s["rank"]: s for s in document["stragglers"] if _is_awaited(document, s)}
         self.idle_ms: dict[str, float] = {row["cause"]: row["ms_per_step"] for row in document.get("idle") or ()}
@@ -197,52 +197,15 @@ def _strategy(name: str) -> str:
 
 def _opening(view: _View) -> list[Row]:
     document, width = view.document, view.width
-    unclear = document["verdict"] == "unclear"
-    cannot = (document.get("recording") or {}).get("cannot_show") or ()
-    sentence, more, leading = headline_sentence(document), [], leading_findings(view.findings)
-    gives_reason = unclear and (cannot or not leading)
-    if view.is_light:
-        sentence = capital(document["verdict_reason"])
-    elif not gives_reason and (not leading or leading[0]["saving_pct"] < 10):
-        more.append(capital(document["verdict_reason"]))  # without the verdict, which may be about something else
-    if cannot and not unclear:
-        more.append(document["recording"].get("line") or f"Not shown by this recording: {'; '.join(cannot)}")
+    sentence = capital(document["verdict_reason"]) if view.is_light else headline_sentence(document)
     whole = [sentence] if text_width(sentence) + 2 <= width else re.split(r"(?<=\.) (?=Fix)", sentence, maxsplit=1)
     rows = [row for part in whole for row in _whole_clauses(part, width, style="bold", most=3 if width >= 60 else 8)]
-    if document["run"].get("failure") and document["run"]["num_steps"]:
-        more.append(f"! The job failed: {printable(document['run']['failure'])}.")
-    if caveats := _caveats(view):
-        more.append(f"! {' '.join(caveats)}")
-    for line in more:
+    for line in (*(one for one in reasons(document) if one != sentence), *(f"! {one}" for one in caveats(document))):
         rows += _whole_clauses(line, width, most=2 if width >= 60 else 6)
     lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
     for line in lost[:1]:
         rows += wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
     return [*rows, *(row for line in serving_lines(document)[:2] for row in wrapped(line, width, indent="  ", most=1))]
-
-
-def _caveats(view: _View) -> list[str]:
-    """Return what limits the conclusions of the first screen."""
-    document, run, first = view.document, view.document["run"], view.findings[0] if view.findings else None
-    lines = []
-    if document["step"].get("starved") and view.step_ms:
-        waited_ms = document["step"]["core_wait_ms"]
-        took, waited = three_digits(view.step_ms + waited_ms), three_digits(waited_ms)
-        lines.append(
-            f"Overloaded machine: a step took {took} ms, {waited} of them waiting for a CPU core. "
-            "Times here are without that wait."
-        )
-    if run.get("num_devices") and run["num_devices"] < run["num_ranks"]:
-        whom, where = ("All ranks", "one device") if run["num_devices"] == 1 else ("Ranks", "devices")
-        lines.append(f"{whom} share {where} and slow each other down: savings are rough.")
-    if run["num_steps"] == 1 and not view.is_light:
-        lines.append("Only 1 step: maybe a cold start.")
-    if first and first["id"] in _OF_LINES and not first.get("where") and not document["code"]:
-        lines.append("Source lines not recorded.")
-    if view.is_profiled and run["num_steps"]:
-        how = "-v" if lines else "--unprofiled-step-ms subtracts it"  # with other caveats the option does not fit
-        lines.append(f"Times include profiler overhead ({how}).")
-    return lines
 
 
 def _is_awaited(document: Json, straggler: Json) -> bool:

@@ -187,7 +187,7 @@ function tabsOf(data, timelines) {
   const { report, grid, pictures: shown } = data;
   const place = timelines && el("div", { class: "timeline-place compact" }), whole = timelines && el("div", { class: "timeline-place" });
   return [
-    ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, glued(data.sentence)), cards(report), ...findings(report, grid, place), switches(report),
+    ["summary", "Summary", () => [clockBanner(report), el("p", { class: "sentence" }, glued(data.sentence)), ...opening(report), cards(report), ...findings(report, grid, place), switches(report),
       pictureSection("budget", "Step time and MFU", shown.budget, shown.waterfall), pictureSection("run-steps", "Steps over the run", shown.run_steps), docsPanel(report)]],
     ["timeline", "Timeline", () => [whole ?? hint("timeline", "Timeline", "Nothing ran in a recorded step."), pictureSection("steps", "Recorded steps", shown.step_times),
       tableSection("critical-path", "Critical path", `What the length of a step consists of${report.run.num_ranks > 1 ? ", over all ranks" : ""}.`, report.critical_path, PATH_COLUMNS, { sort: "ms_per_step" }),

@@ -66,6 +66,9 @@ function clockBanner(report) {
   return el("p", { class: "banner", role: "note" }, el("b", {}, `The clocks of the ranks agree only within ±${timeText(worst)}. `), "Smaller differences in arrival are not significant.");
 }
 
+// What stands below the sentence on every rendering: what limits the step where no fix is large, and what to know about it.
+const opening = (report) => [...report.reasons.map((line) => el("p", {}, glued(line))), ...report.caveats.map((line) => el("p", { class: "banner", role: "note" }, glued(line)))];
+
 // The first fix with its timeline, then the others, folded.
 function findings(report, grid, place) {
   const first = firstFix(report), others = report.findings.slice(first ? 1 : 0);
