@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from stepscope.analyze.account import Account
 from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import Diagnosis, conclude
-from stepscope.document.sentence import headline_sentence, saving_text, three_digits
+from stepscope.document.sentence import caveats, headline_sentence, saving_text, three_digits
 from stepscope.errors import InputError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing
@@ -53,7 +53,7 @@ def summary_page(document: dict[str, Any], warnings: Sequence[str]) -> str:
         if f["saving_alone_ms"] > 0
     ]
     parts += [_table(("what to fix", f"saves per {whole}", f"of the {whole}"), rows[:_MAX_FINDINGS])] if rows else []
-    parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in warnings[:3]]
+    parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in (*caveats(document), *warnings)[:3]]
     return "".join(f'<div style="margin:4px 0">{part}</div>' for part in parts)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.contract.names import words
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.sentence import caveats, headline_sentence
 from stepscope.report.sheet import Document, Section, Sheet, Values, card, section_of
 
 #: parts of the step by column; together they are the step
@@ -41,6 +41,7 @@ def health_sheet(document: Document, *, guides: bool = False) -> Sheet:
         facts=tuple(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts),
         cards=tuple(_cards(document)),
         sections=(*gates, *ranks_section(document), *_checks(document["checks"]), *none, *applying),
+        notes=tuple(caveats(document)),
     )
 
 
