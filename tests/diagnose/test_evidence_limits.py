@@ -71,6 +71,10 @@ def test_a_launch_that_cannot_fill_the_device_is_named(
         return
     first = found["findings"][0]
     assert first["id"] == "small-batch" and "Too few threads in kernel sweep" in headline_sentence(found)
+    assert (
+        first["saving_pct"] > 10
+        and f"too few threads in kernel sweep costs {first['saving_pct']:.0f} %" in found["verdict_reason"]
+    )
     assert first["saving_alone_ms"] == pytest.approx(99 * unused, rel=0.02)
     assert found["kernels"][0]["bound"] == "latency"
 

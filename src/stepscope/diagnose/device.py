@@ -749,6 +749,7 @@ def _unfilled(account: Account) -> Iterator[Match]:
             cost_ns=spent,
             evidence=(evidence_ms(f"launched with {max(longest)[2]}, {{per_step}}", spent),),
             facts={"kernel": max(longest)[1], "blocks": max(longest)[2]},
+            on_device=True,
         )
 
 
@@ -878,7 +879,8 @@ KINDS = (
          "its launches can use less than a quarter of the device's lanes: {blocks}",
          "Launch more blocks, of a multiple of 32 threads: split the kernel's loops over threads, or do more at once (a larger "
          "batch). Assumes that a kernel's time shrinks as its threads fill the device.",
-         scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.9, sureness=0.7),
+         scope=_DEVICE, needs=(Need.DEVICE,), general=True, doubt=0.9, sureness=0.7,
+         subject="too few threads in kernel {kernel}"),
     Kind("memory-pressure", _memory_pressure, "Device memory {how}",
          "{why}",
          "Free what is not needed (detach losses that are stored for logging, zero_grad(set_to_none=True)), checkpoint "
