@@ -56,7 +56,7 @@ SCRIPTS = {
         "examples/dcgan",
         "main.py --dataset fake --batchSize 8 --ngf 16 --ndf 16 --niter 1 --workers 0",
     ),
-    "siamese": _script("examples/siamese_network", "main.py --batch-size 8 --epochs 1 --dry-run"),
+    "siamese": _script("examples/siamese_network", "main.py --batch-size 64 --epochs 1"),
     "mnist": _script("examples/mnist", "main.py --batch-size 64 --epochs 1 --log-interval 5", 40),
     "mnist_rnn": _script("examples/mnist_rnn", "main.py --batch-size 32 --epochs 1", 30),
     "vae": _script("examples/vae", "main.py --batch-size 64 --epochs 1", 40),
@@ -64,8 +64,8 @@ SCRIPTS = {
         "examples/word_language_model", "main.py --epochs 1 --emsize 64 --nhid 64 --bptt 20", 40
     ),
     "actor_critic": _script("examples/reinforcement_learning", "actor_critic.py", 40),
-    "reinforce": _script("examples/reinforcement_learning", "reinforce.py", 40),
     "pygcn": _script("pygcn/pygcn", "train.py --no-cuda --epochs 60", 60),
+    "reinforce": _script("examples/reinforcement_learning", "reinforce.py", 40),
     "unet": _script("Pytorch-UNet", "train.py --epochs 1 --batch-size 1 --scale 0.1", 20),
     "dqn": _script("cleanrl", f"cleanrl/dqn.py {_RL} --learning-starts 200 --total-timesteps 900", 60),
     "ppo": _script("cleanrl", f"cleanrl/ppo.py {_RL} --num-steps 64 --total-timesteps 2048", 60),
@@ -77,9 +77,15 @@ SCRIPTS = {
         "cleanrl",
         f"cleanrl/sac_continuous_action.py {_RL} --env-id Pendulum-v1 --learning-starts 50 --total-timesteps 400", 60,
     ),
-    "lightning_gan": _script(
-        "pytorch-lightning/examples/pytorch/domain_templates", "generative_adversarial_net.py --batch_size 16", 40
-    ),
+    "lightning_transformer": _script("pytorch-lightning/examples/pytorch/basics", "transformer.py", 20),
+    "makemore": _script("makemore", "makemore.py --max-steps 120"),
+    "minimalRL ppo": _script("minimalRL", "ppo.py", 60),
+    "seq2seq": _script("nlp-tutorial/4-1.Seq2Seq", "Seq2Seq.py"),
+    "transformer": _script("nlp-tutorial/5-1.Transformer", "Transformer.py", 10),
+    "c51": _script("cleanrl", f"cleanrl/c51.py {_RL} --learning-starts 200 --total-timesteps 2000"),
+    "tutorial_rnn": _script("pytorch-tutorial/tutorials/02-intermediate/language_model", "main.py", 20),
+    "acgan": _script("PyTorch-GAN/implementations/acgan", "acgan.py --batch_size 64 --n_epochs 1"),
+    "imagenet": _script("examples/imagenet", "main.py --dummy -a resnet18 -b 2 -j 0 --epochs 1 -p 5", 20),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ def test_every_sample_run_fits_one_screen(sample: Path, tmp_path: Path) -> None:
 def test_step_logs_alone_show_late_ranks_and_regions() -> None:
     text = assert_fits(light_json(light_run()))
     assert "step logs only" in text and "stepscope record" in text
+
+
+def test_a_rank_alone_is_not_called_punctual() -> None:
+    run = light_run()
+    assert light_json(run)["verdict_reason"].startswith("rank ")
+    alone = light_json(replace(run, logs=run.logs[:1]))
+    assert alone["verdict_reason"] == "only step times were recorded, a trace shows what a step consists of"
 
 
 def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:

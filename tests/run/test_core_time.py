@@ -122,3 +122,19 @@ def test_a_wait_that_contradicts_the_overload_is_found(tmp_path: Path) -> None:
     found = dict(stepscope.load(tmp_path).document)
     found["step"] = {**found["step"], "core_wait_ms": 0.1}
     assert [one.check for one in contradictions(found)] == ["starved"]
+
+
+def test_a_window_on_a_less_busy_machine_is_as_slow_as_the_other_steps(tmp_path: Path) -> None:
+    record(tmp_path, [3.0] * 20, range(4, 8))
+    trace = tmp_path / "rank00000.pt.trace.json"
+    trace.write_text(trace.read_text().replace("Optimizer.step#SGD.step", "optimizer_step"))
+    path = tmp_path / "rank00000.steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[1:]:
+        if not line["profiled"]:
+            line["dur_ns"], line["cpu"] = 2 * line["dur_ns"], {key: 2 * ns for key, ns in line["cpu"].items()}
+            line["regions"] = {name: {"ns": 2 * one["ns"], "n": 1} for name, one in line["regions"].items()}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = stepscope.load(tmp_path).document
+    assert found["step"]["unprofiled_ms"] == pytest.approx(2 * STEP, rel=0.01)
+    assert found["step"]["profiled_ms"] == pytest.approx(2 * OPTIMIZER + FORWARD + PYTHON, rel=0.01), "of one region"

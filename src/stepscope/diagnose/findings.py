@@ -555,7 +555,7 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
         return Conclusion(UNCLEAR, f"{of_step} is unexplained{why_unknown(account, how=True)}", None)
     share = f"{_NOUN_OF[largest]} takes {of_step}"
     surely = "saves" if first is None or first.high_ns < WORTH_NAMING_PCT / 100 * step.step_ns else "is sure to save"
-    best = "" if first is None else f"; no fix {surely} {WORTH_NAMING_PCT:.0f} %"
+    best = "" if first is None else f"; no known fix {surely} {WORTH_NAMING_PCT:.0f} %"
     doubt = _doubt(account, largest, times[largest])
     if doubt is not None:
         return Conclusion(UNCLEAR, f"{share}, but {doubt}", None)

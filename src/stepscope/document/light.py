@@ -172,7 +172,8 @@ def _reason(run: LightRun, late: Sequence[LateRank], ranks: Sequence[dict[str, A
     if not late and not known:
         return "step times alone do not show whether a rank is late: with NCCL ranks wait on the device; record a trace"
     if not late:
-        return "no rank is late; only step times were recorded, a trace shows what a step consists of"
+        none = "no rank is late; " if len(run.logs) > 1 else ""
+        return f"{none}only step times were recorded, a trace shows what a step consists of"
     late_ms = ms(late[0].late_ns)
     mine = next(rank["regions_ms"] for rank in ranks if rank["rank"] == late[0].rank)
     others = [rank["regions_ms"] for rank in ranks if rank["rank"] != late[0].rank]

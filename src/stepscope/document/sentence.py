@@ -39,7 +39,7 @@ def headline_sentence(document: Mapping[str, Any]) -> str:
     if first is None and (held := unexplained(document)):
         return f"No sure fix was found for {' and '.join(held[:2])}.{missing}"
     if first is None and found:
-        return f"No fix is sure to save anything ({document['verdict']}).{missing}"
+        return f"No known fix is sure to save anything ({document['verdict']}).{missing}"
     if first is None:
         limits = "; ".join(recording.get("cannot_show") or ())
         shown = f" Not shown: {limits}." if limits else ""

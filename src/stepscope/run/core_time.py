@@ -11,6 +11,9 @@ Without the list each part of a step has lost as much of its time: a rank that i
 for the steps that were timed together. Several ranks have one for the profiled steps, so that their clocks still agree,
 and one for all others. Waits for something else (a sleep, a disk) are then shortened as well.
 
+Threads that compute one operator together wait for each other longer where the machine is busier. Where a region of the
+step took less in the profiled steps than in the others, the clock of a rank that is alone is stretched in it.
+
 What a device computes needs no core, so runs with a device keep their times.
 """
 
@@ -26,7 +29,7 @@ from stepscope.contract.run_folder import CORE_WAITS, SCHEMA, json_object, rank_
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog, unprofiled_step
 from stepscope.side_file import read_side_file
-from stepscope.stats.robust import distinct, median
+from stepscope.stats.robust import distinct, median, slow_start
 from stepscope.trace.table import NONE_NS, EventKind, Int64s
 from stepscope.units import NS_PER_S, ms
 
@@ -38,6 +41,8 @@ Waits = tuple[Int64s, Int64s]
 # of the steps: from here on the wait for a core is what the machine does, and no fix of the job's
 STARVED = 0.1
 _LEAST_FACTOR = 0.01
+# undisturbed steps from which the time of a region is known
+_MIN_STEPS = 3
 # of a wait that can be
 _LONGEST_NS = 600 * NS_PER_S
 
@@ -79,7 +84,10 @@ def on_core_time(
     step = unprofiled_step(changed)
     described = {**description, "unprofiled_step_ms": ms(step.median_ns) if step is not None else None}
     clocks = [_clock(rank, of_step, of_window, since_ns) if waits is None else _without(waits) for rank in ranks]
-    return [_on_clock(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)], changed, described, share
+    found = [_on_clock(rank, clock) for rank, clock in zip(ranks, clocks, strict=True)]
+    if alone:
+        found = [_on_clock(found[0], _stretched(found[0], changed[0]))]
+    return found, changed, described, share
 
 
 def _factors(log: StepLog, outside: float, of_window: float, *, each: bool) -> Floats:
@@ -124,6 +132,35 @@ def _without(waits: Waits) -> Clock:
         place = np.searchsorted(end_ns, moment, side="right")  # of the next wait to end
         begun = np.append(waits[0], np.iinfo(np.int64).max)[place]
         return np.minimum(moment, begun) - passed[place]
+
+    return at
+
+
+def _stretched(rank: Rank, log: StepLog) -> Clock:
+    """Return the clock on which the regions of the profiled steps take what they take in the other steps."""
+    recorded, others = np.isin(log.step, rank.steps.number) & ~log.unprofiled, np.flatnonzero(log.unprofiled)
+    others = others[slow_start(log.dur_ns[others]) :]
+    slope = {}
+    for path in log.numbers:
+        if path.startswith("regions.") and path.endswith(".ns"):
+            took = np.nan_to_num(log.column(path))
+            here, elsewhere = (x[x > 0] for x in (took[recorded], took[others]))
+            if len(here) and len(elsewhere) >= _MIN_STEPS and elsewhere.mean() > here.mean():
+                slope[path[len("regions.") : -len(".ns")]] = elsewhere.mean() / here.mean()
+    rows = rank.rows_named(lambda name: name in slope, EventKind.ANNOTATION)
+    rows = rows[np.argsort(rank.trace["ts_ns"][rows], kind="stable")]
+    start = rank.trace["ts_ns"][rows]
+    end = start + np.maximum(rank.trace["dur_ns"][rows], 0)
+    outer = start >= np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
+    start, end, names = start[outer], end[outer], rank.trace["name"][rows[outer]].tolist()
+    more = np.array([slope[rank.trace.text(name) or ""] - 1 for name in names])
+    passed = np.append(0.0, np.cumsum((end - start) * more))
+
+    def at(moment: Int64s) -> Int64s:
+        place = np.searchsorted(end, moment, side="right")  # of the next region to end
+        begun = np.append(start, np.iinfo(np.int64).max)[place]
+        inside = (np.maximum(moment, begun) - begun) * np.append(more, 0.0)[place]
+        return moment + np.rint(passed[place] + inside).astype(np.int64)
 
     return at
 
