@@ -225,7 +225,7 @@ def _command(name: str, *arguments: str) -> int:
     args = command.parse_args(list(arguments))
     run = import_module(_modules(name)[0]).run
     thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, *thresholds[1:])  # imports make many objects and little garbage
+    gc.set_threshold(200_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
         if any("://" in word for word in arguments):
             from stepscope.cli.run import run_on_copies
