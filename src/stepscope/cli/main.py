@@ -234,7 +234,7 @@ def _command(name: str, *arguments: str) -> int:
         return int(run(args))
     finally:
         gc.set_threshold(*thresholds)
-        if later := sys.modules.get("stepscope.later_writes"):  # where the command read anything
+        if later := sys.modules.get("stepscope.cache_files"):  # where the command read anything
             later.wait_for_all()
 
 

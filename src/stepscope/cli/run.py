@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.additions import rooms
+from stepscope.cache_files import begin as begin_writing, write_later
 from stepscope.cli.outputs import reading_progress, warn, work_progress
 from stepscope.contract.run_folder import RUN_JSON, json_object_in
 from stepscope.errors import InputError, StepscopeError, UsageError
-from stepscope.later_writes import begin as begin_writing, write_later
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -223,8 +223,8 @@ def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account
 
 
 def _page_place(args: argparse.Namespace, given: list[str]) -> "KeptPlace | None":
+    from stepscope.cache_files import content_key
     from stepscope.document.cache import KeptPlace, kept_place
-    from stepscope.trace.cache_place import content_key
 
     key = cache_key(args, given)
     place = kept_place(given, ending="page", **key) if key else None

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stepscope.cache_files import is_trusted_file, make_trusted_folder
 from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
 from stepscope.errors import TraceError
 from stepscope.side_file import open_side_file
 from stepscope.trace.streams import Stream
-from stepscope.trusted_file import is_trusted_file, make_trusted_folder
 from stepscope.units import digest_of, printable
 
 _MAX_SECONDS = 3600

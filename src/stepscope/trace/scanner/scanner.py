@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.cache_files import open_trusted_file, write_trusted_file
 from stepscope.errors import InputError
 from stepscope.records import dataclass
 from stepscope.stats.robust import distinct_places
 from stepscope.trace.table import ARGS, DENSE
-from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import digest_of
 
 # The scanner's WebAssembly module: loaded once per process, one instance with its own memory per scanner.
 #
 # Its machine code is cached in a separate folder where Python caches the bytecode of this package: compiling takes
 # 40 ms, loading three. Loaded code runs as the current user, so it must come from that user or root, in a folder that
-# no one else can write to (`trusted_file`), and never from a trace's folder. The file begins with a digest of the
+# no one else can write to (`cache_files`), and never from a trace's folder. The file begins with a digest of the
 # module and of all that follows, against damage; wasmtime refuses code of another version or processor. Anything else
 # is compiled again and replaced; where nothing can be written, nothing is cached.
 
