@@ -3,7 +3,7 @@
 A cache file is loaded only if no other user can have written or changed it, and written for its owner alone. Trusted
 owners are the current user and root. Anyone else's file or folder is refused, as is one that its group or others can
 write to; a sticky folder such as /tmp is fine, because there only the owner of a file can replace it. Systems without
-numeric users (Windows) check nothing. Standard library only: a cached report is found before anything heavy is imported.
+numeric users (Windows) check nothing. Standard library only: a cached report needs nothing heavy.
 """
 
 import errno

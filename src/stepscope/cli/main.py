@@ -12,7 +12,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from stepscope.additions import rooms
+from stepscope.additions import COMMANDS as ADDED
 from stepscope.cli.arguments import HelpFormatter, LazyParser
 from stepscope.cli.outputs import lines_held, print_stderr, quiet
 from stepscope.errors import DEBUG, StepscopeError, UsageError, debugging, did_you_mean
@@ -153,10 +153,8 @@ GROUPS = {
     },
 }
 # those of rooms above the profiler, as `additions` describes them
-_ADDED: dict[str, tuple[str, ...]] = {}
-for _room in rooms():
-    _ADDED |= _room.COMMANDS
-    GROUPS[_room.__name__.rpartition(".")[2]] = {_name: _found[0] for _name, _found in _room.COMMANDS.items()}
+_ADDED = {name: found for commands in ADDED.values() for name, found in commands.items()}
+GROUPS |= {room: {name: found[0] for name, found in commands.items()} for room, commands in ADDED.items()}
 _EXAMPLES = """examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py
   stepscope report stepscope-run/

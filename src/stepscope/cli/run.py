@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.additions import rooms
+from stepscope.additions import RESULTS
 from stepscope.cache_files import begin as begin_writing, write_later
 from stepscope.cli.outputs import reading_progress, warn, work_progress
 from stepscope.contract.run_folder import RUN_JSON, json_object_in
@@ -127,7 +127,7 @@ def opener_of(folder: str) -> Any:
     if not file.is_file():
         return None
     kind = str(json_object_in(file).get("kind"))
-    return next((import_module(room.RESULTS[kind]) for room in rooms() if kind in room.RESULTS), None)
+    return import_module(RESULTS[kind]) if kind in RESULTS else None
 
 
 def run_entries(args: argparse.Namespace, folder: str) -> "list[RunEntry]":

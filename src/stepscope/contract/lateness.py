@@ -24,6 +24,7 @@ from typing import NamedTuple
 from stepscope.contract.student import t_quantile
 
 DEFAULT_WINDOW_STEPS = 100
+ALL_STEPS = 1 << 40
 DEFAULT_SCORE = 2.0
 DEFAULT_SLOWDOWN = 1.10
 # own times of equal ranks differ by this share of a step at least, so a smaller spread is luck

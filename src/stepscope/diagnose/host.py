@@ -100,8 +100,7 @@ from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
-from stepscope.trace.nsight_tools import PAGE_MOVE
-from stepscope.trace.table import EventKind, by_string, of_kinds
+from stepscope.trace.table import PAGE_MOVE, EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
 if TYPE_CHECKING:

@@ -17,11 +17,21 @@ from stepscope.contract.collectives import op_name
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, covered_ns
 from stepscope.records import ArrayRecord, dataclass
-from stepscope.trace.nsight_tools import GRAPH_NAME, PAGE_MOVE
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
-from stepscope.trace.table import ARGS, DENSE, OPERATOR, Int64s, Quality, SparseColumn, Trace, drop_implausible
+from stepscope.trace.table import (
+    ARGS,
+    DENSE,
+    GRAPH_NAME,
+    OPERATOR,
+    PAGE_MOVE,
+    Int64s,
+    Quality,
+    SparseColumn,
+    Trace,
+    drop_implausible,
+)
 from stepscope.units import NS_PER_MS, printable
 
 # The columns of the event table as chunks of rows fill them, process by process.

@@ -6,7 +6,6 @@ The programs are given a file and an output, never a shell line; they have MAX_S
 """
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from pathlib import Path
 from stepscope.cache_files import is_trusted_file, make_trusted_folder
 from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
 from stepscope.errors import TraceError
-from stepscope.side_file import open_side_file
 from stepscope.trace.streams import Stream
 from stepscope.units import digest_of, printable
 
@@ -76,6 +74,9 @@ def export_ncu(path: Path, target: Path) -> None:
         f.write(done)
 
 
+EXPORTS = {"nsys": export_nsys, "ncu": export_ncu}
+
+
 def require_tool(tool: str, path: Path) -> str:
     """Return the path of a program; a `TraceError` with what to do instead where it is not installed."""
     program = shutil.which(tool)
@@ -110,41 +111,3 @@ def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
         said = printable((done.stderr or done.stdout).decode(errors="replace").strip()[-_SAID:])
         raise TraceError(f"{shown}: {tool} could not export it (exit code {done.returncode}): {said}")
     return done.stdout
-
-
-# Detection of reports and exports by name or first bytes.
-
-# name of a graph recorded as a whole, before its number
-GRAPH_NAME = "CUDA graph "
-# name of a move of unified memory's pages, before its direction: `HtoD`, `DtoH`, `DtoD`
-PAGE_MOVE = "Memcpy Unified "
-NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
-MAGIC = b"SQLite format 3\0"
-MAX_FILE_BYTES = 1 << 42
-
-
-def is_sqlite(path: Path) -> bool:
-    """Return whether a regular file begins as an sqlite file does; False where it is none or cannot be read."""
-    try:
-        with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
-            return f.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
-def is_rocpd(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes is an sqlite database of rocprofiler-sdk.
-
-    The first pages have the names of its tables.
-    """
-    return start.startswith(MAGIC) and b"rocpd_" in start
-
-
-# lines of a JSON export: rows with the names of their tables; before 2024 events, after one line of all texts
-_ROW_OF_TABLE = re.compile(rb'^\s*\{[^\n]{0,4096}"table"\s*:\s*"[A-Za-z]\w*"')
-_EVENT_LINE = re.compile(rb'^\s*\{\s*"(?:data"\s*:\s*\[|Type"\s*:\s*\d+\s*,\s*"\w+Event")')
-
-
-def is_nsys_json(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a JSON export of Nsight Systems, of any version."""
-    return bool(_ROW_OF_TABLE.match(start) or (_EVENT_LINE.match(start) and b"Event" in start))
