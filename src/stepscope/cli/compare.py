@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
 from stepscope.cli.outputs import (
-    check_outputs,
     reading_progress,
     say_with_answer,
     show,
@@ -61,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.sides import comparison_document, judge_changes
     from stepscope.report.pages.compare import comparison_sheet
 
-    check_outputs(args.json, args.html, force=args.force)
     a, b = _sides(args)
     gates = [parse_gate(text) for text in args.fail_on]
     opener, *others = {opener_of(given) for given in (*a, *b)}
@@ -78,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for compared in (*runs_a, *runs_b):
             is_partial |= compared.is_partial
-            for line in compared.not_read:
-                warn(line)
+            warn(*compared.not_read)
         document = comparison_document(runs_a, runs_b, gates=gates)
     lanes: list[Drawing] = []
     if len(drawn) == 2:

@@ -130,8 +130,7 @@ def run(args: argparse.Namespace) -> int:
             keys = ("slices", "ranks", "flows", "files", "rows", "stacks")
             counts = ", ".join(f"{one[key]:,} {key}" for key in keys if key in one)
             print_line(f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}")
-    for warning in dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]):
-        warn(warning)
+    warn(*dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]))
     return 3 if recorded.unreadable else 0
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 
 from stepscope.additions import COMMANDS as ADDED
 from stepscope.cli.arguments import HelpFormatter, LazyParser
-from stepscope.cli.outputs import lines_held, print_stderr, quiet
+from stepscope.cli.outputs import check_outputs, lines_held, print_stderr, quiet
 from stepscope.errors import DEBUG, StepscopeError, UsageError, debugging, did_you_mean
 from stepscope.units import printable
 from stepscope.version import __version__
@@ -221,6 +221,8 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
+    if hasattr(args, "html"):
+        check_outputs(args.json, args.html, force=args.force)  # before the work starts
     run = import_module(_modules(name)[0]).run
     thresholds = gc.get_threshold()
     gc.set_threshold(200_000, *thresholds[1:])  # imports make many objects and little garbage

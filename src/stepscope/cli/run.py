@@ -92,8 +92,7 @@ def warn_incomplete(account: "Account") -> int:
     """Return 0, or 3 if a rank could not be read; warn about what was not read or not analysed."""
     from stepscope.run.load import incomplete
 
-    for line in (*incomplete(account.run), *account.late_warnings):
-        warn(line)
+    warn(*incomplete(account.run), *account.late_warnings)
     return 3 if account.run.unreadable else 0
 
 

@@ -90,6 +90,5 @@ def _show(answer: "Answer", args: argparse.Namespace, *, warnings: Sequence[str]
             write_json(args.json, answer_json(answer), force=args.force)
         else:
             show(args, None, lambda: answer_sheet(answer, args.query, most=args.limit))
-    for line in warnings:
-        warn(line)
+    warn(*warnings)
     return 3 if is_partial else 0
