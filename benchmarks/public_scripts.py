@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.statements import headline_sentence
 
 _MOST_S = 420.0
 

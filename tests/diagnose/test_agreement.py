@@ -14,8 +14,8 @@ from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import conclude, diagnose
-from stepscope.document.consistency import consistent, contradictions
 from stepscope.document.report import report_json
+from stepscope.document.statements import consistent, contradictions
 from stepscope.report.summary import summary_text
 from stepscope.run.load import load
 from stepscope.whatif.settings import what_if

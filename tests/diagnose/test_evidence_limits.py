@@ -10,7 +10,7 @@ from tests.diagnose.test_recording import busy, document, steps
 from tests.trace.nsight.kineto_as_nsys import Export, write_nsys
 
 import stepscope
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.statements import headline_sentence
 
 
 def filled(name: str) -> RankTrace:

@@ -21,7 +21,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.statements import headline_sentence
 from stepscope.lab.predict.calibrate import calibrate
 from stepscope.lab.predict.measured_collectives import Point
 from stepscope.report.html.page import page_data, page_of

@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, true_ns
 
 import stepscope
-from stepscope.document.consistency import contradictions
+from stepscope.document.statements import contradictions
 from stepscope.report.summary import summary_text
 
 MS = 1_000_000

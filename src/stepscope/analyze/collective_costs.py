@@ -12,7 +12,7 @@ from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, recorde
 from stepscope.analyze.kernels import KernelCosts
 from stepscope.analyze.links import reaches
 from stepscope.analyze.phases import StepPeriods, device_window, step_periods
-from stepscope.contract.collectives import OPS, bus_factor
+from stepscope.contract.operations import OPS, bus_factor
 from stepscope.intervals import (
     EMPTY,
     Intervals,

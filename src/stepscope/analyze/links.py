@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.contract.collectives import ALL_TO_ALL
+from stepscope.contract.operations import ALL_TO_ALL
 from stepscope.cost.chips import Chip
 from stepscope.records import Row, dataclass, once_per_record
 from stepscope.run.aligned import recorded_facts

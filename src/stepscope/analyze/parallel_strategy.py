@@ -27,7 +27,7 @@ import numpy.typing as npt
 from stepscope.analyze.collective_costs import RankAccount, launched_in_steps, num_steps
 from stepscope.analyze.host_time import records_operators
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes, trains
-from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
+from stepscope.contract.operations import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT

@@ -116,7 +116,7 @@ def _compared(
     unprofiled_ms: float | None,
     drawn: "list[tuple[Account, Diagnosis]] | None",
 ) -> "ComparedRun":
-    from stepscope.compare.cache import compared_place, found_compared, keep_compared
+    from stepscope.compare.sides import compared_place, found_compared, keep_compared
     from stepscope.run.sources import has_steps_only
 
     if has_steps_only([given]):

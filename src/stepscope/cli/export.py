@@ -166,8 +166,7 @@ def _refuse_unknown(recorded: "Run", chosen: "Filter") -> None:
 
 
 def _write_timeline(recorded: "Run", args: argparse.Namespace, chosen: "Filter") -> dict[str, Any]:
-    from stepscope.report.chrome import chrome_trace
-    from stepscope.report.perfetto import perfetto_trace
+    from stepscope.report.perfetto import chrome_trace, perfetto_trace
     from stepscope.report.timeline import timeline_of
     from stepscope.run.aligned import aligned
 

@@ -14,7 +14,7 @@ import argparse
 from stepscope.cli.arguments import add_html, add_json, add_run_arguments
 from stepscope.cli.outputs import show
 from stepscope.cli.run import account_from, warn_incomplete
-from stepscope.report.pages.ops import KEYS, ops_sheet
+from stepscope.report.pages.code import KEYS, ops_sheet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

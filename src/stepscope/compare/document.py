@@ -18,7 +18,7 @@ from stepscope.compare.runs import Comparison, Row, StepDifference
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import ms_or_none, plain
-from stepscope.document.sentence import three_digits
+from stepscope.document.statements import three_digits
 from stepscope.records import dataclass
 from stepscope.stats.robust import CONFIDENCE, Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS

@@ -26,7 +26,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.sentence import three_digits
+from stepscope.document.statements import three_digits
 from stepscope.records import dataclass
 from stepscope.stats.robust import Difference
 from stepscope.units import NS_PER_MS

@@ -2,17 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import Gate, GateResult, numbers
 from stepscope.compare.document import ONE_SIDE, ONE_VALUE, Metric, compare_json
-from stepscope.compare.findings import Side, code_side
+from stepscope.compare.findings import Cause, OwnedLine, Side, code_side, lines_by_key
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, light_samples, run_samples
+from stepscope.compare.samples import PerStepTimes, RunSamples, StepTimes, light_samples, run_samples
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.cache import KeptPlace, kept_place
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json
+from stepscope.document.rows import plain
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.light import LightRun
@@ -160,3 +165,62 @@ def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
 def compared_light_run(run: LightRun) -> ComparedRun:
     """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
     return ComparedRun(light_samples(run), light_json(run), Side(None, ()), (), False)
+
+
+# Cached samples, report and lines of a run for comparisons. Numbers are read back to the bit.
+
+
+def compared_place(given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None) -> KeptPlace | None:
+    """Return the cache file of a compared run, None if there is no run."""
+    return kept_place(given, ending="compared", options=options, cache_folder=cache_folder)
+
+
+def keep_compared(place: KeptPlace | None, run: ComparedRun, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
+    """Cache what a comparison needs of a run."""
+    if place is None:
+        return
+    lines = None if run.source.lines is None else list(run.source.lines.values())
+    try:
+        parts = vars(run) | {
+            "samples": plain(run.samples),
+            "source": plain([lines, run.source.causes, run.source.lost]),
+        }
+        place.keep(parts, key=key, raw_bytes=raw_bytes)
+    except ValueError:  # a number of the report that JSON does not know
+        return
+
+
+def found_compared(place: KeptPlace | None) -> ComparedRun | None:
+    """Return the cached run, None if there is none."""
+    kept = place.found() if place else None
+    if kept is None:
+        return None
+    del kept["key"]
+    lines, causes, lost = kept["source"]
+    by_key = None if lines is None else lines_by_key(OwnedLine(**line) for line in lines)
+    source = Side(by_key, tuple(_cause(one) for one in causes), lost)
+    return ComparedRun(
+        **kept | {"samples": _samples(kept["samples"]), "source": source, "not_read": tuple(kept["not_read"])}
+    )
+
+
+def _cause(kept: dict[str, Any]) -> Cause:
+    line = kept["line"]
+    return Cause(**kept | {"ranks": tuple(kept["ranks"]), "line": line and tuple(line)})
+
+
+def _samples(kept: dict[str, Any]) -> RunSamples:
+    for name in ("logged", "recorded", "periods"):
+        times = kept[name]
+        kept[name] = times and StepTimes(
+            **times
+            | {"dur_ns": np.array(times["dur_ns"], np.int64)}
+            | {one: times[one] and np.array(times[one], np.float64) for one in ("wait_ns", "lost_ns", "cpu_ns")}
+        )
+    for name in ("part_ms", "profiled_part_ms"):
+        kept[name] = None if kept[name] is None else np.array(kept[name], np.float64)
+    for name in ("parts", "causes", "kernels", "operators"):
+        names, ms, count = (kept[name][column] for column in ("names", "ms", "count"))
+        shape = (len(ms), len(names))
+        kept[name] = PerStepTimes(tuple(names), *(np.array(v, np.float64).reshape(shape) for v in (ms, count)))
+    return RunSamples(**kept)

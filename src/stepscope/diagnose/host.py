@@ -10,7 +10,6 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.chip import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.host_time import (
     allocations,
     blocked_host,
@@ -19,6 +18,7 @@ from stepscope.analyze.host_time import (
     host_calls,
     spans,
 )
+from stepscope.analyze.kernels import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
 from stepscope.analyze.phases import loop_in, regions, trains
 from stepscope.analyze.replay.changes import (

@@ -19,8 +19,8 @@ from stepscope.diagnose.finding import FAULTS, NOTABLE
 from stepscope.diagnose.findings import Diagnosis, conclude
 from stepscope.diagnose.measures import place_of, ranks_with
 from stepscope.diagnose.recording import recording_of
-from stepscope.document.consistency import consistent
 from stepscope.document.rows import in_ms, json_row, json_rows, ms_or_none, plain
+from stepscope.document.statements import consistent
 from stepscope.errors import UsageError
 from stepscope.records import Row, dataclass, values_of
 from stepscope.run.collectives import UNKNOWN_GROUP, Group
@@ -193,7 +193,7 @@ def rank_rows(account: Account) -> list[Row]:
             clock_uncertainty_ns=float(clocks.uncertainty_ns[i]) if several and clocks.known[i] else None,
             clock_drift_ppm=float(clocks.drift_ppm[i]),
             joins={
-                **asdict(rank.joins),
+                **rank.joins,
                 "collectives": len(rank.collectives),
                 "collectives_without_record": rank.collectives.unjoined,
             },

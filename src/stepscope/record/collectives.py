@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from stepscope.contract import collectives as ops
-from stepscope.contract.collectives import element_bytes, op_name
+from stepscope.contract import operations as ops
+from stepscope.contract.operations import element_bytes, op_name
 from stepscope.contract.run_folder import SCHEMA, atomic_write, rank_file
 from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.groups import newest_collectives, process_groups

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stepscope.analyze.replay.replay import Replay
-from stepscope.contract.collectives import OPS
+from stepscope.contract.operations import OPS
 from stepscope.report.perfetto import message, number
 from stepscope.trace.chakra import COLLECTIVE_TYPES
 from stepscope.trace.table import EventKind

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from stepscope.analyze.account import Account
 from stepscope.contract.names import PARTS
 from stepscope.diagnose.findings import Diagnosis, conclude
-from stepscope.document.sentence import headline_sentence, saving_text, three_digits
+from stepscope.document.statements import headline_sentence, saving_text, three_digits
 from stepscope.errors import InputError, UsageError
 from stepscope.report import pictures
 from stepscope.report.drawing import PALETTE, Drawing

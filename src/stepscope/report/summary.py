@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from stepscope.contract.names import CAUSES, PARTS, shown_parts
-from stepscope.document.sentence import (
+from stepscope.document.statements import (
     capital,
     fact_text,
     headline_sentence,
@@ -26,7 +26,7 @@ from stepscope.document.sentence import (
     time_text,
     together_text,
 )
-from stepscope.report.lines import Row, broken, cut, painted, text_width, wrapped
+from stepscope.report.sheet_text import Row, broken, cut, painted, text_width, wrapped
 from stepscope.units import printable, rank_ranges
 
 Json = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
+from stepscope.contract.operations import OP_CODE, element_bytes, is_comm_annotation, op_name
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import DeviceWork, Rows, enclosing, lookup

@@ -12,20 +12,17 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.run.sources import CHAKRA, NCU_REPORT, NSYS_REPORT, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
 from stepscope.trace.read import Budget, is_pftrace, read
 from stepscope.trace.table import EventKind, Trace, event_kinds
 from stepscope.units import printable, readable_bytes
-
-if TYPE_CHECKING:
-    from stepscope.trace.ncu import KernelMetrics
 
 # Readers of other tools' files are imported where there is such a file.
 
@@ -439,7 +436,7 @@ class MeasuredLaunches:
     file: str
     #: their rank; None where the file has none: then any rank's
     rank: int | None
-    launches: "tuple[KernelMetrics, ...]"
+    launches: tuple[Row, ...]
 
 
 def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.live import RankStatus, read_status
+from stepscope.contract.live import read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object_in, rank_of
 from stepscope.contract.step_line import GrowingLog, steps_of
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.run.side_files import number
 from stepscope.side_file import appended
 
@@ -27,25 +27,11 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class RunningRank:
-    """One rank as its files show it."""
-
-    rank: int
-    #: of its newest steps
-    lines: tuple[Line, ...]
-    #: `closed` or `killed` once its helper has seen the training process end
-    ended: str | None
-    status: RankStatus | None
-    #: of the model on this rank in one step, where they were counted
-    flops: float | None = None
-
-
-@dataclass(frozen=True)
 class Running:
     """A running job at one moment."""
 
     folder: Path
-    ranks: tuple[RunningRank, ...]
+    ranks: tuple[Row, ...]
     #: the first steps of the lowest rank
     first: tuple[Line, ...]
     #: run.json, if written yet: after a window, and at the end
@@ -81,14 +67,16 @@ class RunningJob:
         facts = json_object_in(self.folder / facts_file(min(paths))) if paths else {}
         return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
 
-    def _rank(self, rank: int) -> RunningRank:
+    def _rank(self, rank: int) -> Row:
         facts = json_object_in(self.folder / facts_file(rank))
         ended = facts.get("ended")
-        return RunningRank(
+        return Row(
             rank=rank,
             lines=tuple(self._logs[rank][1]),
+            # `closed` or `killed` once its helper has seen the training process end
             ended=ended if ended in ("closed", "killed") else None,
             status=read_status(self.folder, rank),
+            # of the model on this rank in one step, where they were counted
             flops=_flops(facts.get("flops")),
         )
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.collectives import op_name
+from stepscope.contract.operations import op_name
 from stepscope.contract.run_folder import json_object
 from stepscope.errors import InputError
 from stepscope.records import dataclass

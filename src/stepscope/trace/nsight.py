@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.collectives import op_name
+from stepscope.contract.operations import op_name
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, covered_ns
 from stepscope.records import ArrayRecord, dataclass

@@ -23,7 +23,7 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
 from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, NO_CORE
-from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.operations import OP_CODE
 from stepscope.contract.step_line import Region
 from stepscope.intervals import covered_ns, union
 from stepscope.records import once_per_record

@@ -34,7 +34,7 @@ from stepscope.cli.arguments import (
 )
 from stepscope.cli.outputs import say_with_answer, show
 from stepscope.cli.run import account_from, warn_incomplete
-from stepscope.contract.collectives import OPERATIONS
+from stepscope.contract.operations import OPERATIONS
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link
 from stepscope.lab.predict.model_shape import (

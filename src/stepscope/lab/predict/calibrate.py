@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.contract.collectives import OPERATIONS, OPS
+from stepscope.contract.operations import OPERATIONS, OPS
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.alpha_beta import Curve, fit_pieces
 from stepscope.cost.calibration import KIND, Calibration

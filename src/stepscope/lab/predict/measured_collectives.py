@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.contract.collectives import OPERATIONS, op_name
+from stepscope.contract.operations import OPERATIONS, op_name
 from stepscope.errors import InputError
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_json, read_side_text, side_file_lines
 

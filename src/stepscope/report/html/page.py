@@ -12,7 +12,7 @@ from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import report_json
 from stepscope.document.rows import plain
-from stepscope.document.sentence import headline_sentence, likely_text
+from stepscope.document.statements import headline_sentence, likely_text
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.contract.names import words
-from stepscope.document.sentence import headline_sentence
+from stepscope.document.statements import headline_sentence
 from stepscope.report.sheet import Document, Section, Sheet, Values, card, section_of
 
 #: parts of the step by column; together they are the step

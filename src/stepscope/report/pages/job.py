@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stepscope.contract.names import JOB_PARTS, duration_text
-from stepscope.document.sentence import joules_text
+from stepscope.document.statements import joules_text
 from stepscope.report.sheet import Document, Section, Sheet, Values, card, section_of, table_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.lab.predict import collective_simulator as sim
 
-from stepscope.contract.collectives import bus_factor, ring_steps
+from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.cost.alpha_beta import fit, fit_pieces
 from stepscope.errors import UsageError
 from stepscope.lab.predict.calibrate import calibrate
