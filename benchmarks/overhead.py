@@ -573,7 +573,8 @@ def metered(meter: Meter, light: Light | None, job: Any) -> Iterator[None]:
     from torch.optim import optimizer as optim
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from stepscope.record.hooks.backward import GradientSync, Root
+    from stepscope.record.hooks.backward import GradientSync
+    from stepscope.record.hooks.forward import Root
 
     wrapped = [
         ("data loader", _BaseDataLoaderIter, "__next__"),
