@@ -73,7 +73,7 @@ OWN_FILES = {
     "cost/chips.py",
     "cli/demo.py",
     "cli/view.py",
-    "trace/scanner/scanner.py",
+    "trace/scanner/__init__.py",
 }
 """which open what the program itself brings or has just made"""
 

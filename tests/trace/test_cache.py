@@ -15,7 +15,7 @@ from stepscope.cache_files import cache_file
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.trace import cache
 from stepscope.trace.cache import read_cached
-from stepscope.trace.scanner.scanner import machine_code_file, module_of
+from stepscope.trace.scanner import machine_code_file, module_of
 from stepscope.units import digest_of
 
 

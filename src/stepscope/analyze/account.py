@@ -24,6 +24,7 @@ from stepscope.analyze.collective_costs import (
     rank_overlap,
     rank_wait,
     window_of,
+    with_links,
 )
 from stepscope.analyze.data_parallel import (
     bucket_view,
@@ -34,7 +35,6 @@ from stepscope.analyze.data_parallel import (
 )
 from stepscope.analyze.efficiency import GivenValues, efficiency, waterfall
 from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, device_in_words, kernel_costs, run_chip
-from stepscope.analyze.links import with_links
 from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import serving_of

@@ -17,7 +17,6 @@ from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.load import Run
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import (
-    Trend,
     distinct,
     mad_sigma,
     median,
@@ -138,7 +137,7 @@ def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> 
 
 
 def _drift(settled: Int64s, usual: float) -> Row | None:
-    found: Trend | None = trend(np.arange(len(settled)), settled)
+    found = trend(np.arange(len(settled)), settled)
     if found is None:
         return None
     to_pct = 100 * (len(settled) - 1) / usual

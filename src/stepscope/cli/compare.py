@@ -27,8 +27,8 @@ from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.compare.sides import ComparedRun
     from stepscope.diagnose.findings import Diagnosis
+    from stepscope.records import Row
     from stepscope.report.drawing import Drawing
 
 
@@ -115,7 +115,7 @@ def _compared(
     given: str,
     unprofiled_ms: float | None,
     drawn: "list[tuple[Account, Diagnosis]] | None",
-) -> "ComparedRun":
+) -> "Row":
     from stepscope.compare.sides import compared_place, found_compared, keep_compared
     from stepscope.run.sources import has_steps_only
 

@@ -216,7 +216,7 @@ def _write_tensorboard(recorded: "Run", account: "Account", args: argparse.Names
 
 
 def _write_chakra(account: "Account", args: argparse.Namespace) -> dict[str, Any]:
-    from stepscope.report.execution_trace import chakra_files
+    from stepscope.report.exports import chakra_files
 
     files = list(chakra_files(account.replay)) if account.replay else []
     if not files:
@@ -226,7 +226,7 @@ def _write_chakra(account: "Account", args: argparse.Namespace) -> dict[str, Any
 
 
 def _write_profile(account: "Account", args: argparse.Namespace, kind: str) -> dict[str, Any]:
-    from stepscope.report.stack_profiles import pprof_profile, speedscope_profile
+    from stepscope.report.exports import pprof_profile, speedscope_profile
     from stepscope.whatif.settings import NOT_RECORDED
 
     name, stacks = account.run.name, account.code_stacks

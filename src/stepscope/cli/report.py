@@ -99,7 +99,7 @@ def _report_files(args: argparse.Namespace) -> int:
 
 
 def _report_runs(args: argparse.Namespace) -> int:
-    from stepscope.report.pages.runs import run_rows, runs_sheet
+    from stepscope.report.pages.history import run_rows, runs_sheet
 
     entries = run_entries(args, args.run[0])
     name = Path(args.run[0]).absolute().name

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.sampled import Arguments, OutlineFiles
     from stepscope.document.cache import KeptPlace
     from stepscope.report.html.assemble import Page
-    from stepscope.report.pages.runs import RunEntry
+    from stepscope.report.pages.history import RunEntry
     from stepscope.run.load import Run
 
 _ACCOUNT_OPTIONS = ("flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops", "full_ranks")
@@ -134,7 +134,7 @@ def run_entries(args: argparse.Namespace, folder: str) -> "list[RunEntry]":
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.light import light_json
     from stepscope.document.report import report_json
-    from stepscope.report.pages.runs import RunEntry, in_order
+    from stepscope.report.pages.history import RunEntry, in_order
     from stepscope.run.light import load_light
     from stepscope.run.load import run_description
     from stepscope.run.sources import folder_of_runs, has_steps_only

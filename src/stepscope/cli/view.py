@@ -173,7 +173,7 @@ def _light(folder: str) -> "tuple[str, Site, bool]":
 
 def _folder(args: argparse.Namespace, folder: str, perfetto: str) -> "tuple[str, Site, bool]":
     from stepscope.report.html.sheets import sheet_page
-    from stepscope.report.pages.runs import runs_sheet
+    from stepscope.report.pages.history import runs_sheet
     from stepscope.report.view.site import RunsSite, link_to
 
     def site_of(run: str) -> "Site":

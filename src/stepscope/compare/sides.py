@@ -19,7 +19,7 @@ from stepscope.document.light import light_json
 from stepscope.document.report import report_json
 from stepscope.document.rows import plain
 from stepscope.errors import UsageError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import Row
 from stepscope.run.light import LightRun
 from stepscope.run.load import incomplete
 
@@ -123,22 +123,7 @@ def _mean(name: str, reports: Reports) -> tuple[float | None, UsageError | None]
     return (sum(known) / len(known) if known and len(known) == len(values) else None), None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ComparedRun(ArrayRecord):
-    """What a comparison keeps of one run: its trace is not."""
-
-    samples: RunSamples
-    report: dict[str, Any]
-    source: Side
-    #: one line for each thing of the run that could not be read
-    not_read: tuple[str, ...]
-    #: a rank could not be read
-    is_partial: bool
-
-
-def comparison_document(
-    a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, gates: Sequence[Gate] = ()
-) -> dict[str, Any]:
+def comparison_document(a: Sequence[Row], b: Sequence[Row], *, gates: Sequence[Gate] = ()) -> dict[str, Any]:
     """Return the comparison of two sides, each of one run or several, as the JSON document of `stepscope compare`."""
     samples = [[run.samples for run in side] for side in (a, b)]
     reports = [[run.report for run in side] for side in (a, b)]
@@ -154,17 +139,26 @@ def comparison_document(
 # What a comparison needs of one run, from its account and findings or from its step logs.
 
 
-def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
+def compared_run(account: Account, diagnosis: Diagnosis) -> Row:
     """Return what a comparison needs of a run."""
     run = account.run
     report = report_json(account, diagnosis)
     source = code_side(account, diagnosis)
-    return ComparedRun(run_samples(account), report, source, tuple(incomplete(run)), bool(run.unreadable))
+    return Row(
+        samples=run_samples(account),
+        report=report,
+        source=source,
+        # one line for each thing of the run that could not be read
+        not_read=incomplete(run),
+        # a rank could not be read
+        is_partial=bool(run.unreadable),
+    )
 
 
-def compared_light_run(run: LightRun) -> ComparedRun:
+def compared_light_run(run: LightRun) -> Row:
     """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
-    return ComparedRun(light_samples(run), light_json(run), Side(None, ()), (), False)
+    known = Row(samples=light_samples(run), report=light_json(run), source=Side(None, ()))
+    return Row(known, not_read=[], is_partial=False)
 
 
 # Cached samples, report and lines of a run for comparisons. Numbers are read back to the bit.
@@ -175,13 +169,13 @@ def compared_place(given: Sequence[str], *, options: Mapping[str, Any], cache_fo
     return kept_place(given, ending="compared", options=options, cache_folder=cache_folder)
 
 
-def keep_compared(place: KeptPlace | None, run: ComparedRun, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
+def keep_compared(place: KeptPlace | None, run: Row, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
     """Cache what a comparison needs of a run."""
     if place is None:
         return
     lines = None if run.source.lines is None else list(run.source.lines.values())
     try:
-        parts = vars(run) | {
+        parts = run | {
             "samples": plain(run.samples),
             "source": plain([lines, run.source.causes, run.source.lost]),
         }
@@ -190,7 +184,7 @@ def keep_compared(place: KeptPlace | None, run: ComparedRun, *, key: dict[str, A
         return
 
 
-def found_compared(place: KeptPlace | None) -> ComparedRun | None:
+def found_compared(place: KeptPlace | None) -> Row | None:
     """Return the cached run, None if there is none."""
     kept = place.found() if place else None
     if kept is None:
@@ -199,9 +193,7 @@ def found_compared(place: KeptPlace | None) -> ComparedRun | None:
     lines, causes, lost = kept["source"]
     by_key = None if lines is None else lines_by_key(OwnedLine(**line) for line in lines)
     source = Side(by_key, tuple(_cause(one) for one in causes), lost)
-    return ComparedRun(
-        **kept | {"samples": _samples(kept["samples"]), "source": source, "not_read": tuple(kept["not_read"])}
-    )
+    return Row(kept, samples=_samples(kept["samples"]), source=source)
 
 
 def _cause(kept: dict[str, Any]) -> Cause:

@@ -26,7 +26,7 @@ from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns
 from stepscope.lab.predict.model_shape import utilisation
-from stepscope.record.rank import initialized_distributed, place_by_variables
+from stepscope.record.config import initialized_distributed, place_by_variables
 from stepscope.units import readable_bytes
 
 _WARMUP_STEPS = 3

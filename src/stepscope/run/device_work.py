@@ -12,7 +12,7 @@ from stepscope.intervals import Intervals, covered_ns, union
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.steps import Steps
 from stepscope.stats.robust import among, distinct, distinct_places, numbered
-from stepscope.trace.scanner.scanner import call_stack_parents, stacked
+from stepscope.trace.scanner import call_stack_parents, stacked
 from stepscope.trace.table import EventKind, Int64s, Kinds, SparseColumn, Trace, by_string, of_kinds
 
 #     kernel --correlation--> runtime call --external id or enclosing range--> host operator

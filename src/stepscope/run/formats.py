@@ -386,7 +386,7 @@ def _look_chakra(path: Path, told: BytesRead) -> Contents:
 
 
 def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
-    from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+    from stepscope.trace.nsight_tools import read_nsys_json  # only where there is such a file
 
     traces = read_nsys_json(path, progress=told)
     ranks = tuple(rank for trace in traces if (rank := rank_in_header(trace.header)) is not None)
@@ -394,7 +394,7 @@ def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
 
 
 def _store_nsys_json(source: Path, target: Path) -> None:
-    from stepscope.trace.nsight_json import to_sqlite  # only where there is such a file
+    from stepscope.trace.nsight_tools import to_sqlite  # only where there is such a file
 
     to_sqlite(source, target)
 
@@ -601,7 +601,7 @@ def source_reader(
                 return read_chakra(source.path, progress=report, budget=budget)
             is_report = source.path.name.endswith(NSYS_REPORT)
             if source.path.name.endswith(_JSON) and is_nsys_json(file_head(source.path).start):
-                from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+                from stepscope.trace.nsight_tools import read_nsys_json  # only where there is such a file
 
                 return read_nsys_json(source.path, progress=report, budget=budget)
             if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):

@@ -30,7 +30,7 @@ from stepscope.cache_files import (
     write_trusted_file,
 )
 from stepscope.trace.read import Budget
-from stepscope.trace.scanner.scanner import version
+from stepscope.trace.scanner import version
 from stepscope.trace.table import (
     ARGS,
     DENSE,
