@@ -21,7 +21,7 @@ from stepscope.contract.operations import OPERATIONS, bus_factor, ring_steps
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.alpha_beta import Curve, Floats, LeftOutErrors, Pieces
 from stepscope.errors import InputError, UsageError
-from stepscope.records import ArrayRecord, Row, dataclass
+from stepscope.records import ArrayRecord, dataclass
 from stepscope.side_file import is_number, read_side_json
 from stepscope.stats.robust import median, quantiles
 from stepscope.units import NS_PER_US, readable_bytes
@@ -137,6 +137,16 @@ _TYPICAL_ERROR = 0.2
 _MIN_ERRORS = 5
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted time and the interval that holds 90 % of measured ones."""
+
+    time_ns: float
+    low_ns: float
+    high_ns: float
+    how: str
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Calibration(ArrayRecord):
     """All curves of a machine."""
@@ -145,7 +155,7 @@ class Calibration(ArrayRecord):
     #: source, backend, machine, software, created
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def predict(self, op: str, *, size_bytes: float, world_size: int) -> Row:
+    def predict(self, op: str, *, size_bytes: float, world_size: int) -> Estimate:
         """Return the time of one operation, from its own curve or from those of other world sizes."""
         curves = self._of(op, size_bytes, world_size)
         exact = next((c for c in curves if c.world_size == world_size), None)
@@ -199,7 +209,7 @@ def _source(curve: Curve) -> str:
     return f"measured at world size {curve.world_size}"
 
 
-def _estimate(time_ns: float, half_width: float, curve: Curve, size_bytes: float, how: str) -> Row:
+def _estimate(time_ns: float, half_width: float, curve: Curve, size_bytes: float, how: str) -> Estimate:
     """Return the interval around a time, wider with the distance to the measured sizes.
 
     Larger sizes are predicted at no more than the largest measured bandwidth; the low end follows the last line, which
@@ -214,8 +224,7 @@ def _estimate(time_ns: float, half_width: float, curve: Curve, size_bytes: float
         how = f"{how}, {beyond}, {readable_bytes(largest if bound else smallest)}{bound}"
     width = float(np.hypot(half_width, _SIZE_DOUBT * octaves))
     below = float(curve.pieces.line_ns(size_bytes) / curve.pieces.time_ns(size_bytes))
-    low_ns, high_ns = time_ns * below * math.exp(-width), time_ns * math.exp(width)
-    return Row(time_ns=time_ns, low_ns=low_ns, high_ns=high_ns, how=how)
+    return Estimate(time_ns, time_ns * below * math.exp(-width), time_ns * math.exp(width), how)
 
 
 def _share_of_local(left_out: LeftOutErrors, mean_error: float) -> Floats:

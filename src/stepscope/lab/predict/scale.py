@@ -19,12 +19,11 @@ from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.stragglers import own_times
 from stepscope.contract.operations import OPERATIONS, OPS
-from stepscope.cost.calibration import Calibration
+from stepscope.cost.calibration import Calibration, Estimate
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.predict.calibrate import calibrate, points_from_run
 from stepscope.lab.predict.closed_form import Fabric
 from stepscope.lab.predict.strategy_cost import Source
-from stepscope.records import Row
 from stepscope.run.rank import Rank
 from stepscope.units import ms
 
@@ -90,7 +89,7 @@ def _change(source: Source, op: str, size: int, ranks: int, wanted: int) -> tupl
     return ratio, float(ratio * np.exp(-half)), float(ratio * np.exp(half))
 
 
-def _half_width(estimate: Row) -> float:
+def _half_width(estimate: Estimate) -> float:
     return float(np.log(estimate.high_ns / estimate.time_ns))
 
 
