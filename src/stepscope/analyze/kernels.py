@@ -17,7 +17,6 @@ from stepscope.cost.chips import Chip, DeviceFacts, Lookup, look_up, nameless
 from stepscope.cost.operators import MATMUL_FAMILIES, Family, KernelClass, kernel_class
 from stepscope.records import ArrayRecord, Row, dataclass, once_per_record
 from stepscope.run.device_work import Rows
-from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import side_by_side
 from stepscope.run.rank import CPU, Rank
 from stepscope.stats.robust import distinct, distinct_places, median, numbered
@@ -459,7 +458,7 @@ _Kind = tuple[str, bool | None, str | None]
 
 
 def kernel_table(
-    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = (), jobs: int = 1
+    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[Row] = (), jobs: int = 1
 ) -> Row:
     """Return the kernels of all ranks by time; counts and times are means per rank.
 
@@ -499,7 +498,7 @@ def kernel_table(
     )
 
 
-def measured_kernels(measured: Sequence[MeasuredLaunches]) -> list[Row]:
+def measured_kernels(measured: Sequence[Row]) -> list[Row]:
     """Return the measured launches of each name as one kernel: counts and sums over them, means weighted by time.
 
     Times are NaN where durations were not among the metrics; every launch then counts alike.
@@ -595,7 +594,7 @@ def _in_steps(rank: Rank) -> Mask:
 
 
 def _sums_of_rank(
-    costs: KernelCosts, chip: Chip | None, measured: Sequence[MeasuredLaunches]
+    costs: KernelCosts, chip: Chip | None, measured: Sequence[Row]
 ) -> list[tuple[str, _Kind, int, dict[str, float]]]:
     """Return by name what its kernels are, the longest of them, and their sums."""
     rows = None

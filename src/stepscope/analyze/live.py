@@ -23,7 +23,7 @@ from stepscope.contract.live import (
 from stepscope.contract.step_line import counts
 from stepscope.cost.chips import look_up, mfu_peak
 from stepscope.records import Row
-from stepscope.run.running import Line, Running
+from stepscope.run.light import Line, Running
 from stepscope.run.side_files import number, step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms

@@ -18,7 +18,6 @@ import numpy as np
 from stepscope.analyze.host_time import Floats
 from stepscope.cost.operators import NO_NAME, function_of
 from stepscope.records import ArrayRecord, Row, dataclass
-from stepscope.run.formats import MeasuredLaunches
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.trace.table import NO_STRING, EventKind, Int64s
@@ -91,7 +90,7 @@ class MeasuredRows(ArrayRecord):
         return self.values("dram_bytes") / self.values("duration_ns")
 
 
-def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredRows | None:
+def measured_rows(rank: Rank, measured: Sequence[Row]) -> MeasuredRows | None:
     """Return what was measured of a rank's kernels, None where nothing was."""
     launches = [launch for one in measured if one.rank in (None, rank.rank) for launch in one.launches]
     if not launches:

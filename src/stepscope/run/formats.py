@@ -429,17 +429,7 @@ def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
 # Kernels as Nsight Compute measured them, from the files of a run folder.
 
 
-@dataclass(frozen=True)
-class MeasuredLaunches:
-    """The launches that one file holds, in their order."""
-
-    file: str
-    #: their rank; None where the file has none: then any rank's
-    rank: int | None
-    launches: tuple[Row, ...]
-
-
-def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
+def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[Row, ...], list[str]]:
     """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault; files
     named in `but` are known to be something else.
     """
@@ -458,7 +448,8 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
         except StepscopeError as error:
             lines.append(f"not read: {error}")
             continue
-        found.append(MeasuredLaunches(one.path.name, one.rank, read.launches))
+        # without a rank they are any rank's; launches are in their order
+        found.append(Row(file=one.path.name, rank=one.rank, launches=read.launches))
         if read.unusable:
             lines.append(f"{one.path.name}: {read.unusable:,} values out of range or no numbers; taken as unknown")
     return tuple(found), lines
