@@ -27,8 +27,7 @@ from common import environment
 
 from stepscope.analyze.account import account_of
 from stepscope.cost.alpha_beta import fit
-from stepscope.lab.predict.calibrate import calibrate
-from stepscope.lab.predict.measured_collectives import Point, points_from_bench, points_from_csv
+from stepscope.lab.predict.calibrate import Point, calibrate, points_from_bench, points_from_csv
 from stepscope.lab.predict.scale import scaled
 from stepscope.run.load import load
 

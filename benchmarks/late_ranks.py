@@ -145,7 +145,7 @@ def names_of(folder: Path) -> dict[str, list[int]]:
     from stepscope.contract.lateness import late_ranks, lateness, own_times
     from stepscope.contract.step_line import times_of_lines
     from stepscope.run.attempts import attempts_of
-    from stepscope.run.running import RunningJob
+    from stepscope.run.light import RunningJob
 
     report = answer([*STEPSCOPE, "report", str(folder), "--json", "-"])
     live = answer([*STEPSCOPE, "watch", str(folder), "--once", "--json", "-"])

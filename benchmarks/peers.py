@@ -366,9 +366,9 @@ def _launched(rank: Any) -> Result:
 def whole_report(cache: str) -> Tool:
     """Return the whole report as the command makes it, from a cache if there is one; the first fills it."""
     from stepscope.analyze.account import account_of
+    from stepscope.cache_files import begin, wait_for_all, write_later
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
-    from stepscope.later_writes import begin, wait_for_all, write_later
     from stepscope.run.load import load, load_sources, run_name
     from stepscope.run.sources import find_sources
     from stepscope.trace.read import keep_freed

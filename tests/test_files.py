@@ -9,7 +9,7 @@ import pytest
 from tests.source_trees import desk_calls
 from tests.trace.test_reading_faults import SAMPLE
 
-from stepscope import later_writes
+from stepscope import cache_files
 from stepscope.contract.run_folder import json_object_in
 from stepscope.errors import UsageError
 from stepscope.record.helper.claim import claim_folder
@@ -73,7 +73,7 @@ OWN_FILES = {
     "cost/chips.py",
     "cli/demo.py",
     "cli/view.py",
-    "trace/scanner/scanner.py",
+    "trace/scanner/__init__.py",
 }
 """which open what the program itself brings or has just made"""
 
@@ -169,7 +169,7 @@ def test_no_output_is_written_past_the_door() -> None:
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
     assert {file for file, _ in calls("atomic_write")} >= {
         "cli/outputs.py",
-        "trusted_file.py",
+        "cache_files.py",
     }
 
 
@@ -184,19 +184,19 @@ def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    later_writes.wait_for_all()
+    cache_files.wait_for_all()
 
 
 def test_what_goes_wrong_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
     def write() -> None:
         raise ValueError("no")
 
-    later_writes.write_later(tmp_path / "a", write)
+    cache_files.write_later(tmp_path / "a", write)
     with pytest.raises(ValueError, match="no"):
-        later_writes.wait_for(tmp_path / "a")
+        cache_files.wait_for(tmp_path / "a")
 
 
 def test_next_reader_in_a_process_finds_the_cache_that_was_to_be_written(tmp_path: Path) -> None:
-    first = read_cached(SAMPLE, cache_folder=tmp_path, min_raw_bytes=0, write_later=later_writes.write_later)
+    first = read_cached(SAMPLE, cache_folder=tmp_path, min_raw_bytes=0, write_later=cache_files.write_later)
     assert not first.from_cache and not list(tmp_path.iterdir())
     assert read_cached(SAMPLE, cache_folder=tmp_path, min_raw_bytes=0).from_cache

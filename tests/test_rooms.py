@@ -18,13 +18,12 @@ GROUND = (
     "version",
     "output_path",
     "digest",
-    "later_writes",
     "side_file",
     "json_text",
     "bounded_server",
     "memory_limit",
     "contract",
-    "trusted_file",
+    "cache_files",
     "additions",
 )
 SMALL = ("dataclass", "intervals", "records", "stats")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.diagnose.late import late_run
 
+from stepscope.cache_files import is_trusted_file, make_trusted_folder, open_trusted_file, write_trusted_file
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
 from stepscope.side_file import RefusedFile
 from stepscope.trace import cache
-from stepscope.trusted_file import is_trusted_file, make_trusted_folder, open_trusted_file, write_trusted_file
 
 STRANGER = 12345
 

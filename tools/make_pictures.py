@@ -37,7 +37,7 @@ from tests.report.pages import all_pages, light_run, light_sheet
 from stepscope.analysis import Analysis, load
 from stepscope.cli.watch import LiveSite
 from stepscope.report.html.sheets import sheet_page
-from stepscope.report.pages.runs import RunEntry, runs_sheet
+from stepscope.report.pages.history import RunEntry, runs_sheet
 from stepscope.report.summary import summary_text
 from stepscope.report.view.server import Site, local_server
 from stepscope.report.view.site import ViewSite

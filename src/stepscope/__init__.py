@@ -9,7 +9,7 @@ in both places.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepscope.additions import register
+from stepscope.additions import COMMANDS, RESULTS
 from stepscope.version import __version__
 
 if TYPE_CHECKING:
@@ -67,7 +67,26 @@ if TYPE_CHECKING:
     from stepscope.record.quick_check import quick_check as quick_check
     from stepscope.record.straggler_detector import StragglerDetector as StragglerDetector
 
-register("stepscope.lab")
+COMMANDS["lab"] = {
+    "bench": (
+        "benchmark data-parallel implementations and settings",
+        "stepscope.lab.cli.bench",
+        "stepscope.lab.cli.bench_arguments",
+    ),
+    "gate": (
+        "test a change against its base in interleaved runs",
+        "stepscope.lab.cli.gate",
+        "stepscope.lab.cli.gate_arguments",
+    ),
+    "tune": (
+        "try settings in interleaved A/B runs, keep what helps",
+        "stepscope.lab.cli.tune",
+        "stepscope.lab.cli.tune_arguments",
+    ),
+    "calibrate": ("measure collective bandwidth on this machine", "stepscope.lab.cli.calibrate"),
+    "predict": ("estimate step time, memory and FLOPs of other setups", "stepscope.lab.cli.predict"),
+}
+RESULTS["bench"] = "stepscope.lab.cli.results"
 
 _TOOLKIT = (
     "ABProfiler",

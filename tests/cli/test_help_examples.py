@@ -15,7 +15,7 @@ from tests.report.pages import comparison
 
 from stepscope.cli.arguments import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser, main
-from stepscope.contract.collectives import OPERATIONS
+from stepscope.contract.operations import OPERATIONS
 
 _COMMENT = re.compile(r" {3,}.*")
 _SHELL = {"|", ">"}

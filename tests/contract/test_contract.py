@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.contract.collectives import bus_factor
 from stepscope.contract.live import (
     LIVE_FOLDER,
     MAX_ASKED_STEPS,
@@ -21,6 +20,7 @@ from stepscope.contract.live import (
     read_status,
     status_file,
 )
+from stepscope.contract.operations import bus_factor
 from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, Region, StepLine, named_region
 from stepscope.record.steps import StepLog

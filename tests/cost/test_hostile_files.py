@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.contract import collectives
+from stepscope.contract import operations
 from stepscope.cost import alpha_beta, operators
 from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.errors import StepscopeError
@@ -63,7 +63,7 @@ def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> 
         read_config(tmp_path / "config.yaml")
 
 
-MODULES = [alpha_beta, collectives, memory, model_shape, operators]
+MODULES = [alpha_beta, memory, model_shape, operations, operators]
 
 
 @pytest.mark.parametrize("module", MODULES)

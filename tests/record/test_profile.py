@@ -13,8 +13,7 @@ import torch
 
 import stepscope
 from stepscope.record import session
-from stepscope.record.config import RecordConfig
-from stepscope.record.rank import place_of_process
+from stepscope.record.config import RecordConfig, place_of_process
 from stepscope.record.session import Recorder
 from stepscope.record.steps import StepLog
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from tests.record.memory_store import MemoryStore
 
-from stepscope.record.config import RecordConfig
+from stepscope.record.config import Place, RecordConfig
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.handover import source_commit
 from stepscope.record.helper.open_run import agree_on_folder
 from stepscope.record.helper.side_channel import SideChannel
-from stepscope.record.rank import Place
 from stepscope.record.window.trace_file import sweep, temporary_for
 
 

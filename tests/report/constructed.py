@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.cost.calibration import Calibration
-from stepscope.lab.predict.calibrate import calibrate
-from stepscope.lab.predict.measured_collectives import Point
+from stepscope.lab.predict.calibrate import Point, calibrate
 from stepscope.report.html.page import page_data, page_of
 from stepscope.report.html.page_data import (
     GROUPS,

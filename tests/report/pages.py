@@ -15,14 +15,13 @@ from stepscope.analysis import load
 from stepscope.cli.main import main
 from stepscope.cli.watch import LiveSite
 from stepscope.document.light import light_json
-from stepscope.lab.predict.calibrate import calibrate
-from stepscope.lab.predict.measured_collectives import Point
+from stepscope.lab.predict.calibrate import Point, calibrate
 from stepscope.lab.report.bench import bench_sheet
 from stepscope.lab.report.sheets import calibration_sheet
 from stepscope.lab.results.folder import bench_results_of
 from stepscope.report.html.sheets import sheet_page
+from stepscope.report.pages.history import RunEntry, runs_sheet
 from stepscope.report.pages.light import steps_sheet
-from stepscope.report.pages.runs import RunEntry, runs_sheet
 from stepscope.report.sheet import Sheet
 from stepscope.run.light import LightRun
 from stepscope.run.side_files import StepLog, step_log_of

@@ -22,8 +22,7 @@ from stepscope.cli.main import main
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.document.sentence import headline_sentence
-from stepscope.lab.predict.calibrate import calibrate
-from stepscope.lab.predict.measured_collectives import Point
+from stepscope.lab.predict.calibrate import Point, calibrate
 from stepscope.report.html.page import page_data, page_of
 from stepscope.report.html.page_data import KINDS, Slices, Timeline, grid_of, packed
 from stepscope.report.html.sheets import sheet_page

@@ -9,7 +9,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.contract.collectives import OPS
+from stepscope.contract.operations import OPS
 from stepscope.run.aligned import UNMATCHED, aligned
 from stepscope.run.clocks import Matches, match_collectives
 from stepscope.run.load import Run, load

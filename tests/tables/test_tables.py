@@ -15,6 +15,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
+from stepscope.cache_files import content_key
 from stepscope.cli import sql as command
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
@@ -25,7 +26,6 @@ from stepscope.run.load import Run
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.sql import run_query
 from stepscope.tables.table import answer_csv, table_csv
-from stepscope.trace.cache_place import content_key
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")

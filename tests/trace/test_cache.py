@@ -11,11 +11,11 @@ from tests.run.traces import event
 from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
+from stepscope.cache_files import cache_file
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.trace import cache
 from stepscope.trace.cache import read_cached
-from stepscope.trace.cache_place import cache_file
-from stepscope.trace.scanner.scanner import machine_code_file, module_of
+from stepscope.trace.scanner import machine_code_file, module_of
 from stepscope.units import digest_of
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.scanner import scanner as call_stack
-from stepscope.trace.scanner.scanner import Instance, call_stack_parents
+from stepscope.trace import scanner as call_stack
+from stepscope.trace.scanner import Instance, call_stack_parents
 from stepscope.trace.table import EventKind, event_kinds
 
 
@@ -78,7 +78,7 @@ def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
 
 def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
     code = (
-        "import numpy as np; from stepscope.trace.scanner import scanner; ask = scanner.call_stack_parents; "
+        "import numpy as np; from stepscope.trace import scanner; ask = scanner.call_stack_parents; "
         "rows = np.arange(scanner.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert scanner._IDLE"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from stepscope.analyze.budget import RankBudget, StepBudget, beyond_window, budgets, step_budget, unprofiled_step_ns
-from stepscope.analyze.chip import device_in_words, run_chip
 from stepscope.analyze.collective_costs import (
     RankAccount,
     RankView,
@@ -25,6 +24,7 @@ from stepscope.analyze.collective_costs import (
     rank_overlap,
     rank_wait,
     window_of,
+    with_links,
 )
 from stepscope.analyze.data_parallel import (
     bucket_view,
@@ -34,8 +34,7 @@ from stepscope.analyze.data_parallel import (
     tensor_parallel_view,
 )
 from stepscope.analyze.efficiency import GivenValues, efficiency, waterfall
-from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, kernel_costs
-from stepscope.analyze.links import with_links
+from stepscope.analyze.kernels import NO_KERNELS, KernelCosts, device_in_words, kernel_costs, run_chip
 from stepscope.analyze.operators import NO_OPERATORS, call_costs
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
 from stepscope.analyze.phases import serving_of

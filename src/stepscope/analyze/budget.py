@@ -819,37 +819,25 @@ _PART_OF_WORK = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class LogAdditions(ArrayRecord):
-    """What the step logs add to one rank's window."""
-
-    #: which of the rank's periods are ordinary steps
-    ordinary: Mask
-    #: by part: how much longer it takes without the profiler than with it
-    gap_ns: Floats
-    #: by part: what recurs in other steps
-    added_ns: Floats
-    #: what loading data takes without the profiler against with it; 1 on a device, which hides some of it
-    loading_factor: float
-    #: what recurs and is of the same kind as the ordinary step: in proportion to its parts
-    spread_ns: float
-
-
 def beyond_window(
     training: TrainingStep, ranks: Sequence[Rank], periods: Sequence[StepPeriods], on_device: Sequence[bool]
-) -> list[LogAdditions]:
+) -> list[Row]:
     """Return per rank what the step logs add to its window; ranks without a log get what the others have."""
     return [_beyond(training, *each) for each in zip(ranks, periods, on_device, strict=True)]
 
 
-def _beyond(training: TrainingStep, rank: Rank, periods: StepPeriods, on_device: bool) -> LogAdditions:
+def _beyond(training: TrainingStep, rank: Rank, periods: StepPeriods, on_device: bool) -> Row:
     added, spread = _added(training, rank.rank, on_device=on_device)
     ordinary = _ordinary(training, rank, periods)
-    return LogAdditions(
+    return Row(
+        # which of the rank's periods are ordinary steps
         ordinary=ordinary,
+        # by part: how much longer it takes without the profiler than with it, and what recurs in other steps
         gap_ns=_by_part(_gains(training, rank, periods.of(ordinary)), on_device=on_device),
         added_ns=added,
+        # what loading data takes without the profiler against with it; 1 on a device, which hides some of it
         loading_factor=1.0 if on_device else training.loading_factor.get(rank.rank, 1.0),
+        # what recurs and is of the same kind as the ordinary step: in proportion to its parts
         spread_ns=spread,
     )
 
@@ -995,7 +983,7 @@ def step_budget(
     budgets: Sequence[RankBudget | None],
     *,
     unprofiled_ns: int | None = None,
-    beyond: Sequence[LogAdditions] | None = None,
+    beyond: Sequence[Row] | None = None,
     whole: str = "step",
 ) -> StepBudget | None:
     """Return the step of the run from the typical steps of its ranks, None where no rank has any.
@@ -1033,14 +1021,14 @@ def step_budget(
     )
 
 
-def _with_loading_as_logged(entries: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
+def _with_loading_as_logged(entries: Floats, beyond: Sequence[Row] | None) -> Floats:
     out = entries.copy()
     if beyond is not None:
         out[:, PART_CODE["data_loading"]] *= [b.loading_factor for b in beyond]
     return out
 
 
-def _without_profiler_added(parts: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
+def _without_profiler_added(parts: Floats, beyond: Sequence[Row] | None) -> Floats:
     if beyond is None:
         return np.zeros_like(parts)
     return np.array([b.added_ns + b.spread_ns * row / row.sum() for row, b in zip(parts, beyond, strict=True)])

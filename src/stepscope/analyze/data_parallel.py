@@ -35,7 +35,7 @@ from stepscope.analyze.phases import (
     launched_within,
     part_of_backward,
 )
-from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.operations import OP_CODE
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import Row
 from stepscope.run.aligned import AlignedRun

@@ -36,31 +36,20 @@ from stepscope.units import NS_PER_S
 _MIN_COVERAGE = 0.98
 
 
-@dataclass(frozen=True)
-class RecordedFlops:
-    """FLOPs of the whole job per step; None with a reason where unknown."""
-
-    model: float | None
-    recomputed: float | None
-    #: share of the matrix-product time in recorded steps whose shapes are known; None without device products
-    coverage: float | None
-    reason: str | None = None
-    notes: tuple[str, ...] = ()
-
-
-def recorded_flops(costs: Sequence[KernelCosts], *, world_size: int | None = None) -> RecordedFlops:
+def recorded_flops(costs: Sequence[KernelCosts], *, world_size: int | None = None) -> Row:
     """Return the job's FLOPs per step: the median over steps of each rank, summed over ranks.
 
-    Where ranks are missing, those recorded stand for them.
+    Where ranks are missing, those recorded stand for them. `coverage` is the share of the matrix-product time whose
+    shapes are known, None without device products; FLOPs are None with a `reason` where unknown.
     """
     coverage = _coverage(costs)
     reason = _reason(costs, coverage)
     if reason:
-        return RecordedFlops(None, None, coverage, reason)
+        return Row(model=None, recomputed=None, coverage=coverage, reason=reason, notes=())
     scale = max(world_size or 0, len(costs)) / len(costs)
     model = scale * sum(_per_step(one, recomputed=False) for one in costs)
     recomputed = scale * sum(_per_step(one, recomputed=True) for one in costs)
-    return RecordedFlops(model, recomputed, coverage, notes=_notes(costs, scale))
+    return Row(model=model, recomputed=recomputed, coverage=coverage, reason=None, notes=_notes(costs, scale))
 
 
 def precision_shares(costs: Iterable[KernelCosts]) -> dict[str, float]:
@@ -206,7 +195,7 @@ def num_ranks(run: Run) -> int:
     return max(run.world_size or 0, len(run.ranks), 1)
 
 
-def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float | None, str | None]:
+def _flops(run: Run, given: GivenValues, recorded: Row) -> tuple[float | None, str | None]:
     sources = (
         (given.flops_per_step, "given"),
         (_number(run.description.get("flops_per_step")), "run.json"),
@@ -215,7 +204,7 @@ def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float
     return next(((flops, source) for flops, source in sources if flops), (None, None))
 
 
-def _recomputed(run: Run, recorded: RecordedFlops) -> float | None:
+def _recomputed(run: Run, recorded: Row) -> float | None:
     if recorded.recomputed is not None:
         return recorded.recomputed
     model, hardware = (_number(run.description.get(key)) for key in ("flops_per_step", "hardware_flops_per_step"))
@@ -232,7 +221,7 @@ def _peak(chip: Lookup, given: GivenValues, shares: dict[str, float]) -> tuple[P
 
 
 def _efficiency_notes(
-    recorded: RecordedFlops,
+    recorded: Row,
     flops_source: str | None,
     peak_reason: str | None,
     *,

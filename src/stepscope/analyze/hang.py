@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from math import prod
 
-from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, RECV, REDUCE, REDUCE_SCATTER, SEND
+from stepscope.contract.operations import ALL_GATHER, ALL_REDUCE, BROADCAST, RECV, REDUCE, REDUCE_SCATTER, SEND
 from stepscope.records import Row, dataclass
 from stepscope.trace.flight_recorder import FlightDump, FlightEntry, Frame
 

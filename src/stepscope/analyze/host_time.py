@@ -20,7 +20,7 @@ from stepscope.run.collectives import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, distinct_places, union_of_values
-from stepscope.trace.scanner.scanner import call_stack_parents, stacked
+from stepscope.trace.scanner import call_stack_parents, stacked
 from stepscope.trace.table import EventKind, Int64s, Trace, by_string, of_kinds, rows_named
 
 # Who called whom on the host: the operators of a rank as call stacks, one per thread.

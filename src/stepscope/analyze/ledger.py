@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.log_stragglers import HOST_WAIT, has_waits, late_ranks, region_ns, shows_late_ranks
+from stepscope.analyze.log_stragglers import has_waits, late_ranks, region_ns, shows_late_ranks
 from stepscope.contract.step_line import (
     BACKWARD,
     CHECKPOINT,
@@ -35,6 +35,7 @@ from stepscope.contract.step_line import (
     FIRST_STEPS,
     GARBAGE_COLLECTION,
     GRADIENT_SYNC,
+    HOST_WAIT,
     LOADER_START,
     LONG_STEP,
 )

@@ -23,7 +23,7 @@ from stepscope.contract.live import (
 from stepscope.contract.step_line import counts
 from stepscope.cost.chips import look_up, mfu_peak
 from stepscope.records import Row
-from stepscope.run.running import Line, Running, RunningRank
+from stepscope.run.light import Line, Running
 from stepscope.run.side_files import number, step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S, ms
@@ -59,7 +59,7 @@ def picture_of(running: Running, *, flops_per_step: float | None = None, peak_tf
     )
 
 
-def _rank_now(rank: RunningRank, late: LateRank | None) -> Row:
+def _rank_now(rank: Row, late: LateRank | None) -> Row:
     newest = [line for line in rank.lines if counts(line)][-_SHOWN_STEPS:]
     return Row(
         rank=rank.rank,
@@ -103,7 +103,7 @@ def _pace(lines: Sequence[Line]) -> float | None:
     return len(recent) * NS_PER_S / span_ns if span_ns > 0 else None
 
 
-def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
+def _lateness(ranks: Sequence[Row]) -> list[LateRank]:
     if len(ranks) < 2 or not all(rank.lines for rank in ranks):
         return []
     return known_lateness([step_log_of(rank.lines, rank=rank.rank) for rank in ranks], window_steps=_WINDOW_STEPS)

@@ -23,16 +23,23 @@ from stepscope.contract.lateness import (
     lateness,
     own_times,
 )
-from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FIRST_STEPS, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.contract.step_line import (
+    BACKWARD,
+    DATA_LOADING,
+    FIRST_STEPS,
+    FORWARD,
+    GRADIENT_SYNC,
+    HOST_WAIT,
+    OPTIMIZER,
+)
 from stepscope.run.side_files import CollectiveTimes, StepLog
 from stepscope.stats.robust import median
 
 Floats = npt.NDArray[np.float64]
 Times = Mapping[int, CollectiveTimes]
 
-HOST_WAIT, DEVICE_WAIT = "regions.gradient_sync.ns", "collectives.device_ns"
+DEVICE_WAIT = "collectives.device_ns"
 _MAX_WAIT_NS = 2.0**63
-ALL_STEPS = 1 << 40
 # what recurs is known by its region: no difference between equal ranks is mistaken for it
 _RECURRING_SLOWDOWN = 1.05
 

@@ -17,11 +17,9 @@ import numpy as np
 
 from stepscope.analyze.host_time import Floats
 from stepscope.cost.operators import NO_NAME, function_of
-from stepscope.records import ArrayRecord, dataclass
-from stepscope.run.formats import MeasuredLaunches
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
-from stepscope.trace.ncu import KernelMetrics
 from stepscope.trace.table import NO_STRING, EventKind, Int64s
 
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|short|char|bool|long long)\)(?=[-\w])")
@@ -78,7 +76,7 @@ class MeasuredRows(ArrayRecord):
 
     #: index into `launches`, -1 where none was measured
     launch: Int64s
-    launches: tuple[KernelMetrics, ...]
+    launches: tuple[Row, ...]
     #: measured launches that no kernel of the rank is
     unjoined: int
 
@@ -92,7 +90,7 @@ class MeasuredRows(ArrayRecord):
         return self.values("dram_bytes") / self.values("duration_ns")
 
 
-def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredRows | None:
+def measured_rows(rank: Rank, measured: Sequence[Row]) -> MeasuredRows | None:
     """Return what was measured of a rank's kernels, None where nothing was."""
     launches = [launch for one in measured if one.rank in (None, rank.rank) for launch in one.launches]
     if not launches:
@@ -140,7 +138,7 @@ def _kernels_classes(rank: Rank, rows: Int64s) -> dict[_Class, Int64s]:
     }
 
 
-def _class_of(name: str, launch: KernelMetrics, classes: dict[_Class, Int64s]) -> _Class | None:
+def _class_of(name: str, launch: Row, classes: dict[_Class, Int64s]) -> _Class | None:
     exact = name, _text(launch.grid), _text(launch.block)
     if exact in classes:
         return exact

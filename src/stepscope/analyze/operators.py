@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.host_time import Floats, HostCalls, Mask, Places, host_calls, sum_by
 from stepscope.analyze.phases import graph_builders
-from stepscope.contract.flops import PEAK_PRECISIONS
+from stepscope.contract.operations import PEAK_PRECISIONS
 from stepscope.contract.step_line import EVALUATE
 from stepscope.cost.operators import Family, OpCost, counted_once, may_cost, operator_cost
 from stepscope.records import ArrayRecord, Row, dataclass

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from stepscope.analyze.collective_costs import RankAccount, launched_in_steps, num_steps
 from stepscope.analyze.host_time import records_operators
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes, trains
-from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
+from stepscope.contract.operations import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.clocks import POINT_TO_POINT
@@ -45,38 +45,25 @@ _FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel"
 _EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
 
 
-@dataclass(frozen=True)
-class Hints:
-    """What ranges in the trace say about the job."""
-
-    ddp: bool = False
-    #: version of FSDP, 0 without
-    fsdp: int = 0
-    pipeline: bool = False
-    embeddings: bool = False
-    #: all-to-alls with an amount per peer, as only routed tokens need it
-    routed: bool = False
-    #: backward passes were recorded
-    trains: bool = False
-    #: some rank ran a backward pass or an optimizer, or that is unknown
-    gradients: bool = True
-    #: kernels of an expert-parallel library
-    experts: bool = False
-
-
-def _hints_of_rank(rank: Rank, *, backward: bool, gradients: bool) -> Hints:
+def _hints_of_rank(rank: Rank, *, backward: bool, gradients: bool) -> Row:
+    """Return what ranges in the trace say about the job."""
     names, c = rank.names(EventKind.ANNOTATION), rank.collectives
     exchanges = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
     splits = distinct(rank.trace.arg("in_split").at(exchanges, missing=-1))
     kernels = distinct(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
-    return Hints(
+    return Row(
         ddp=any(n.startswith("DistributedDataParallel.") for n in names),
+        # version of FSDP, 0 without
         fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
         pipeline=any(MARKED_ACTION.match(n) for n in names),
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
+        # all-to-alls with an amount per peer, as only routed tokens need it
         routed=any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in splits),
+        # backward passes were recorded
         trains=backward,
+        # some rank ran a backward pass or an optimizer, or that is unknown
         gradients=gradients,
+        # kernels of an expert-parallel library
         experts=any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in kernels if i >= 0),
     )
 
@@ -130,7 +117,7 @@ def _group_said(group: Group) -> str | None:
     return next((kind for kind, pattern in _GROUP_NAMES if pattern.search(text)), None)
 
 
-def _roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases, hints: Hints) -> list[Role]:
+def _roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases, hints: Row) -> list[Role]:
     use = _Use(c, rows, phases, hints, _group_said(group))
     roles = [role for claim in _CLAIMS for role in claim(use)]
     left = use.claim_free(use.free)
@@ -144,7 +131,7 @@ class _Use(ArrayRecord):
     c: Collectives
     rows: Int64s
     phases: Phases
-    hints: Hints
+    hints: Row
     said: str | None
 
     def __post_init__(self) -> None:
@@ -458,7 +445,7 @@ _Roles = list[tuple[int, Role]]
 _Part = tuple[int, Group, Role]
 
 
-def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Roles:
+def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Row) -> _Roles:
     c = rank.collectives
     out = []
     for group in distinct(c.group[rows]).tolist():

@@ -24,7 +24,7 @@ from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.steps import DECODE, MIXED, PREFILL, SERVING, ServingStep, serving_step
 from stepscope.stats.robust import among, distinct, distinct_places, median, recurring_long
-from stepscope.trace.scanner.scanner import call_stack_parents
+from stepscope.trace.scanner import call_stack_parents
 from stepscope.trace.table import EventKind, Int64s, Kinds, Trace, by_string, of_kinds, rows_named
 from stepscope.units import NS_PER_S
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stepscope.analyze.collective_costs import RankAccount, host_compute, over_ranks
 from stepscope.analyze.parallel_strategy import MARKED_ACTION, Strategy, taking_part
 from stepscope.analyze.phases import Passes, Phase, marks_of, step_periods, work_phases
-from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.operations import OP_CODE
 from stepscope.cost.alpha_beta import DEFAULT_LATENCY_NS
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, Row, dataclass

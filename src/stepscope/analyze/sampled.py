@@ -23,12 +23,11 @@ from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.collectives import FLIGHT_RECORDER
-from stepscope.run.formats import Progress, refuse_too_many, size_on_disk
+from stepscope.run.formats import Progress, is_sqlite, refuse_too_many, size_on_disk
 from stepscope.run.load import MAX_FULL_RANKS, MAX_JOBS, Run, load_sources, run_description, run_name
 from stepscope.run.rank import Rank, rank_of_trace
 from stepscope.run.sources import Source, Sources, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.trace.cache import read_cached
-from stepscope.trace.nsight_tools import is_sqlite
 from stepscope.trace.read import Budget, return_freed
 
 # Choice of the ranks of a large run that are analysed in full.

@@ -17,7 +17,6 @@ from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.load import Run
 from stepscope.run.side_files import StepLog, Telemetry
 from stepscope.stats.robust import (
-    Trend,
     distinct,
     mad_sigma,
     median,
@@ -138,7 +137,7 @@ def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> 
 
 
 def _drift(settled: Int64s, usual: float) -> Row | None:
-    found: Trend | None = trend(np.arange(len(settled)), settled)
+    found = trend(np.arange(len(settled)), settled)
     if found is None:
         return None
     to_pct = 100 * (len(settled) - 1) / usual
@@ -188,29 +187,13 @@ def _interval(steps: Int64s) -> int | None:
 MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RunSteps(ArrayRecord):
-    """Every step of the run by rank."""
-
-    #: `step logs` or `recorded steps`
-    source: str
-    step: Int64s
-    ranks: tuple[int, ...]
-    #: by rank and step; NaN where a rank lacks one
-    dur_ns: npt.NDArray[np.float64]
-    #: steps that ran under the profiler on any rank
-    profiled: npt.NDArray[np.bool_]
-    #: number of a step -> the region that makes it special
-    marks: dict[int, str]
-
-
-def run_steps(run: Run, logs: Sequence[StepLog]) -> RunSteps | None:
-    """Return the steps of a run, None where fewer than two are known."""
+def run_steps(run: Run, logs: Sequence[StepLog]) -> Row | None:
+    """Return every step of a run by rank, None where fewer than two are known."""
     found = _from_logs(logs) if any(len(log) for log in logs) else _from_traces(run)
     return found if found is not None and len(found.step) > 1 else None
 
 
-def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
+def _from_logs(logs: Sequence[StepLog]) -> Row:
     logs = [log for log in logs if len(log)]
     step = distinct(np.concatenate([log.step for log in logs]))
     dur = np.full((len(logs), len(step)), np.nan)
@@ -224,10 +207,11 @@ def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
             inside = np.nan_to_num(log.column(f"regions.{name}.ns"))
             for k in np.flatnonzero(inside > 0.05 * log.dur_ns).tolist():
                 marks.setdefault(int(log.step[k]), name)
-    return RunSteps("step logs", step, tuple(log.rank for log in logs), dur, profiled, marks)
+    ranks = tuple(log.rank for log in logs)
+    return Row(source="step logs", step=step, ranks=ranks, dur_ns=dur, profiled=profiled, marks=marks)
 
 
-def _from_traces(run: Run) -> RunSteps | None:
+def _from_traces(run: Run) -> Row | None:
     by_rank: list[dict[int, int]] = []
     for rank in run.ranks:
         periods = step_periods(rank) if rank.steps.known else None
@@ -241,7 +225,8 @@ def _from_traces(run: Run) -> RunSteps | None:
         return None
     known = [(rank.rank, mine) for rank, mine in zip(run.ranks, by_rank, strict=True) if mine]
     dur = np.array([[mine.get(int(n), np.nan) for n in step] for _, mine in known], float)
-    return RunSteps("recorded steps", step, tuple(rank for rank, _ in known), dur, np.ones(len(step), bool), {})
+    ranks, profiled = tuple(rank for rank, _ in known), np.ones(len(step), bool)
+    return Row(source="recorded steps", step=step, ranks=ranks, dur_ns=dur, profiled=profiled, marks={})
 
 
 # Was a rank's device held back: clocks, power, heat, other processes on it?

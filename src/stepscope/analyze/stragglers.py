@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from stepscope.analyze.collective_costs import own_ns, own_time_of
 from stepscope.analyze.host_time import data_loading, recorded_events
-from stepscope.analyze.log_stragglers import ALL_STEPS, HOST_WAIT, log_lateness, recurring_lateness
 from stepscope.analyze.training_step import DATA_CAUSES, Recurring, TrainingStep
 from stepscope.contract.lateness import (
+    ALL_STEPS,
     DEFAULT_SCORE,
     DEFAULT_SLOWDOWN,
     DEFAULT_WINDOW_STEPS,
@@ -25,6 +25,7 @@ from stepscope.contract.lateness import (
     late_ranks as late_of,
     lateness,
 )
+from stepscope.contract.step_line import HOST_WAIT
 from stepscope.intervals import Intervals, covered_ns, union, union_of
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.aligned import UNMATCHED, AlignedRun
@@ -411,6 +412,8 @@ def _told(shared: AlignedRun, traced: Sequence[Row], logs: Sequence[StepLog]) ->
         return []
     if any(np.isnan(log.column(HOST_WAIT)).all() for log in logs):
         return []
+    from stepscope.analyze.log_stragglers import log_lateness  # only where there are logs
+
     judged = log_lateness(logs, window_steps=ALL_STEPS)
     own = own_times(shared) if traced else None
     if own is None:
@@ -465,8 +468,12 @@ def _cleared(s: Row, log: LateRank) -> str:
 
 def _recurring_late(logs: Sequence[StepLog], training: TrainingStep | None) -> dict[int, Row]:
     """Return the ranks in which something recurs that the others wait for."""
+    if training is None:
+        return {}
+    from stepscope.analyze.log_stragglers import recurring_lateness  # only where there are logs
+
     late = late_of(recurring_lateness(logs, training))
-    return {one.rank: _recurring_straggler(training.recurring, one) for one in late} if training is not None else {}
+    return {one.rank: _recurring_straggler(training.recurring, one) for one in late}
 
 
 def _recurring_straggler(r: Recurring, late: LateRank) -> Row:

@@ -10,9 +10,8 @@ A line's cost includes what it called: lines do not add up. `saves`: saving if t
 
 import argparse
 
-from stepscope.cli.arguments import add_html, add_json, add_run_arguments, at_least_zero
-from stepscope.cli.outputs import check_outputs, show
-from stepscope.cli.run import account_from, warn_incomplete
+from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, at_least_zero, warn_incomplete
+from stepscope.cli.outputs import show
 from stepscope.errors import InputError
 
 
@@ -37,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.pages.code import code_sheet
     from stepscope.whatif.settings import NOT_RECORDED
 
-    check_outputs(args.json, args.html, force=args.force)
     account = account_from(args)
     view = code_view(account, rank=args.rank, module_savings=args.modules or bool(args.json))
     if view is None:

@@ -15,21 +15,28 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
+from stepscope.cli.arguments import (
+    above_zero,
+    add_cache_options,
+    add_force,
+    add_options,
+    as_given,
+    at_least_one,
+    opener_of,
+    raw_bytes_of,
+)
 from stepscope.cli.outputs import (
-    check_outputs,
     reading_progress,
     say_with_answer,
     show,
     warn,
 )
-from stepscope.cli.run import as_given, opener_of, raw_bytes_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
-    from stepscope.compare.sides import ComparedRun
     from stepscope.diagnose.findings import Diagnosis
+    from stepscope.records import Row
     from stepscope.report.drawing import Drawing
 
 
@@ -61,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.sides import comparison_document, judge_changes
     from stepscope.report.pages.compare import comparison_sheet
 
-    check_outputs(args.json, args.html, force=args.force)
     a, b = _sides(args)
     gates = [parse_gate(text) for text in args.fail_on]
     opener, *others = {opener_of(given) for given in (*a, *b)}
@@ -78,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for compared in (*runs_a, *runs_b):
             is_partial |= compared.is_partial
-            for line in compared.not_read:
-                warn(line)
+            warn(*compared.not_read)
         document = comparison_document(runs_a, runs_b, gates=gates)
     lanes: list[Drawing] = []
     if len(drawn) == 2:
@@ -118,8 +123,8 @@ def _compared(
     given: str,
     unprofiled_ms: float | None,
     drawn: "list[tuple[Account, Diagnosis]] | None",
-) -> "ComparedRun":
-    from stepscope.compare.cache import compared_place, found_compared, keep_compared
+) -> "Row":
+    from stepscope.compare.sides import compared_place, found_compared, keep_compared
     from stepscope.run.sources import has_steps_only
 
     if has_steps_only([given]):

@@ -20,7 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
+from stepscope.cli.arguments import (
+    above_zero,
+    account_with,
+    add_json,
+    add_options,
+    add_run_arguments,
+    at_least_zero,
+    run_from,
+    whole_number,
+)
 from stepscope.cli.outputs import (
     check_outputs,
     print_line,
@@ -32,7 +41,6 @@ from stepscope.cli.outputs import (
     write_pieces,
 )
 from stepscope.cli.record import steps_from
-from stepscope.cli.run import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import TABLES
 from stepscope.errors import InputError, UsageError
@@ -130,8 +138,7 @@ def run(args: argparse.Namespace) -> int:
             keys = ("slices", "ranks", "flows", "files", "rows", "stacks")
             counts = ", ".join(f"{one[key]:,} {key}" for key in keys if key in one)
             print_line(f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}")
-    for warning in dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]):
-        warn(warning)
+    warn(*dict.fromkeys([*(line for one in written for line in one["warnings"]), *tables.late_warnings]))
     return 3 if recorded.unreadable else 0
 
 
@@ -167,8 +174,7 @@ def _refuse_unknown(recorded: "Run", chosen: "Filter") -> None:
 
 
 def _write_timeline(recorded: "Run", args: argparse.Namespace, chosen: "Filter") -> dict[str, Any]:
-    from stepscope.report.chrome import chrome_trace
-    from stepscope.report.perfetto import perfetto_trace
+    from stepscope.report.perfetto import chrome_trace, perfetto_trace
     from stepscope.report.timeline import timeline_of
     from stepscope.run.aligned import aligned
 
@@ -218,7 +224,7 @@ def _write_tensorboard(recorded: "Run", account: "Account", args: argparse.Names
 
 
 def _write_chakra(account: "Account", args: argparse.Namespace) -> dict[str, Any]:
-    from stepscope.report.execution_trace import chakra_files
+    from stepscope.report.exports import chakra_files
 
     files = list(chakra_files(account.replay)) if account.replay else []
     if not files:
@@ -228,7 +234,7 @@ def _write_chakra(account: "Account", args: argparse.Namespace) -> dict[str, Any
 
 
 def _write_profile(account: "Account", args: argparse.Namespace, kind: str) -> dict[str, Any]:
-    from stepscope.report.stack_profiles import pprof_profile, speedscope_profile
+    from stepscope.report.exports import pprof_profile, speedscope_profile
     from stepscope.whatif.settings import NOT_RECORDED
 
     name, stacks = account.run.name, account.code_stacks

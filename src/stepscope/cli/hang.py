@@ -11,7 +11,7 @@ torch writes the dumps when a collective times out (TORCH_FR_BUFFER_SIZE=2000, T
 import argparse
 
 from stepscope.cli.arguments import add_html, add_json
-from stepscope.cli.outputs import check_outputs, show, warn
+from stepscope.cli.outputs import show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.pages.hang import hang_sheet
     from stepscope.run.dumps import read_dumps
 
-    check_outputs(args.json, args.html, force=args.force)
     dumps = read_dumps(args.dumps)
     document = hang_json(hang_of(dumps.by_rank), dumps)
     show(args, document, lambda: hang_sheet(document))
-    for line in (*dumps.unreadable, *dumps.notes):
-        warn(line)
+    warn(*dumps.unreadable, *dumps.notes)
     return 3 if dumps.unreadable else 0

@@ -11,10 +11,9 @@ name, and exits with 1 if one of the conditions is met.
 
 import argparse
 
-from stepscope.cli.arguments import add_html, add_json, add_run_arguments, take_command
-from stepscope.cli.outputs import check_outputs, show, warn
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments, report_of, take_command
+from stepscope.cli.outputs import show, warn
 from stepscope.cli.record import check_one_of_both, record_command, steps_from
-from stepscope.cli.run import report_of
 from stepscope.record.config import RecordConfig, default_out
 
 _STEPS = "10:13"
@@ -41,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.conditions import judge, parse_gate
     from stepscope.report.pages.health import health_sheet
 
-    check_outputs(args.json, args.html, force=args.force)
     check_one_of_both(args, "health")
     gates = [parse_gate(text) for text in args.fail_on]
     failed = False
@@ -53,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     judged = [{"fail_on": str(r.gate), "holds": r.holds, "value": r.value, "said": r.said} for r in results]
     document = {**report["document"], "gates": judged}
     show(args, document, lambda: health_sheet(document, guides=args.guides))
-    for line in document["incomplete"]:
-        warn(line)
+    warn(*document["incomplete"])
     if not all(r.holds for r in results):
         return 1
     return 3 if failed else int(report["exit_code"])

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli.arguments import add_force, add_html, at_least_one
-from stepscope.cli.outputs import check_outputs, show, work_progress
+from stepscope.cli.outputs import show, work_progress
 from stepscope.contract.redaction import shown_address
 
 
@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.history import history_json, history_rows
     from stepscope.report.pages.history import history_sheet
 
-    check_outputs(args.json, args.html, force=args.force)
     with work_progress("runs", unit="runs") as progress:
         rows = history_rows(
             Path(args.folder), traces=not args.no_traces, jobs=args.jobs, cache=not args.no_cache, progress=progress

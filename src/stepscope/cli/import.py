@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
         place(plan)
         there = " (was there already)" if plan.already_there else ""
         print_line(f"{plan.target.name}  {plan.format.title}: {plan.contents.what}{there}")
-        for note in plan.notes:
-            warn(note)
+        warn(*plan.notes)
     print_line(f"next  stepscope report {printable(str(args.into))}")
     return 0
 

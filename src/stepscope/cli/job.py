@@ -12,7 +12,7 @@ checkpoints are found next to it. Traces are not needed.
 import argparse
 
 from stepscope.cli.arguments import add_html, add_json
-from stepscope.cli.outputs import check_outputs, show, warn
+from stepscope.cli.outputs import show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.pages.job import job_sheet
     from stepscope.run.attempts import attempts_of
 
-    check_outputs(args.json, args.html, force=args.force)
     document = job_json(attempts_of(args.run))
     show(args, document, lambda: job_sheet(document))
-    for line in document["warnings"]:
-        warn(line)
+    warn(*document["warnings"])
     return 0

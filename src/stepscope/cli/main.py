@@ -12,9 +12,9 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from stepscope.additions import rooms
+from stepscope.additions import COMMANDS as ADDED
 from stepscope.cli.arguments import HelpFormatter, LazyParser
-from stepscope.cli.outputs import lines_held, print_stderr, quiet
+from stepscope.cli.outputs import check_outputs, lines_held, print_stderr, quiet
 from stepscope.errors import DEBUG, StepscopeError, UsageError, debugging, did_you_mean
 from stepscope.units import printable
 from stepscope.version import __version__
@@ -153,10 +153,8 @@ GROUPS = {
     },
 }
 # those of rooms above the profiler, as `additions` describes them
-_ADDED: dict[str, tuple[str, ...]] = {}
-for _room in rooms():
-    _ADDED |= _room.COMMANDS
-    GROUPS[_room.__name__.rpartition(".")[2]] = {_name: _found[0] for _name, _found in _room.COMMANDS.items()}
+_ADDED = {name: found for commands in ADDED.values() for name, found in commands.items()}
+GROUPS |= {room: {name: found[0] for name, found in commands.items()} for room, commands in ADDED.items()}
 _EXAMPLES = """examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py
   stepscope report stepscope-run/
@@ -223,18 +221,20 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
+    if hasattr(args, "html"):
+        check_outputs(args.json, args.html, force=args.force)  # before the work starts
     run = import_module(_modules(name)[0]).run
     thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, *thresholds[1:])  # imports make many objects and little garbage
+    gc.set_threshold(200_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
         if any("://" in word for word in arguments):
-            from stepscope.cli.run import run_on_copies
+            from stepscope.cli.arguments import run_on_copies
 
             return run_on_copies(name, run, args)
         return int(run(args))
     finally:
         gc.set_threshold(*thresholds)
-        if later := sys.modules.get("stepscope.later_writes"):  # where the command read anything
+        if later := sys.modules.get("stepscope.cache_files"):  # where the command read anything
             later.wait_for_all()
 
 

@@ -15,9 +15,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import add_html, add_json, add_run_options, at_least_zero
-from stepscope.cli.outputs import check_outputs, show, warn
-from stepscope.cli.run import account_from, warn_incomplete
+from stepscope.cli.arguments import account_from, add_html, add_json, add_run_options, at_least_zero, warn_incomplete
+from stepscope.cli.outputs import show, warn
 from stepscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.pages.memory import memory_sheet
     from stepscope.whatif.memory import MemoryJob, memory_job, memory_what_if, would_have_fitted
 
-    check_outputs(args.json, args.html, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
     rank, moments = _held(account, snapshots, args.rank)
@@ -62,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _check_rank(document, args.rank)
     show(args, document, lambda: memory_sheet(document, rank=args.rank))
     code = warn_incomplete(account) if account else 0
-    for line in unreadable:
-        warn(line)
+    warn(*unreadable)
     return 3 if unreadable else code
 
 

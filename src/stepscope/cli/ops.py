@@ -11,10 +11,9 @@ memory need a recording with them (`record --shapes --memory`). The 20 most expe
 
 import argparse
 
-from stepscope.cli.arguments import add_html, add_json, add_run_arguments
-from stepscope.cli.outputs import check_outputs, show
-from stepscope.cli.run import account_from, warn_incomplete
-from stepscope.report.pages.ops import KEYS, ops_sheet
+from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, warn_incomplete
+from stepscope.cli.outputs import show
+from stepscope.report.pages.code import KEYS, ops_sheet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
     from stepscope.document.report import operators_document
 
-    check_outputs(args.json, args.html, force=args.force)
     account = account_from(args)
     document = operators_document(account)
     show(args, document, lambda: ops_sheet(document, sort=args.sort))

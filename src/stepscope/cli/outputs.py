@@ -43,9 +43,10 @@ def print_stderr(line: str) -> None:
     print(escaped(line), file=sys.stderr, flush=True)
 
 
-def warn(line: str) -> None:
-    """Print a warning about the answer on standard error, after the answer."""
-    say_with_answer(f"warning: {printable(line, width=400)}")
+def warn(*lines: str) -> None:
+    """Print warnings about the answer on standard error, after the answer."""
+    for line in lines:
+        say_with_answer(f"warning: {printable(line, width=400)}")
 
 
 def say_with_answer(line: str) -> None:
@@ -161,8 +162,7 @@ def write_json(path: str | None, document: Any, *, force: bool) -> None:
     if path:
         text, notes = json_with_notes(document, indent=1)
         write_output(path, text + "\n", force=force)
-        for note in notes:
-            warn(note)
+        warn(*notes)
 
 
 @contextmanager

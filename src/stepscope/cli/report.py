@@ -23,9 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import add_force, add_options, add_run_arguments
-from stepscope.cli.outputs import check_outputs, print_rendered, show, write_json, write_output
-from stepscope.cli.run import cached_page, kind_of_input, opener_of, page_maker, report_of, run_entries
+from stepscope.cli.arguments import (
+    add_force,
+    add_options,
+    add_run_arguments,
+    cached_page,
+    kind_of_input,
+    opener_of,
+    page_maker,
+    report_of,
+    run_entries,
+)
+from stepscope.cli.outputs import print_rendered, show, write_json, write_output
 from stepscope.contract.run_folder import SCHEMA
 
 
@@ -43,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank could not be read."""
-    check_outputs(args.json, args.html, force=args.force)
     kinds = {"run": _report_run, "runs": _report_runs, "steps": _report_steps, "files": _report_files}
     kind = kind_of_input(args.run)
     return int(opener_of(args.run[0]).report(args)) if kind == "results" else kinds[kind](args)
@@ -100,7 +108,7 @@ def _report_files(args: argparse.Namespace) -> int:
 
 
 def _report_runs(args: argparse.Namespace) -> int:
-    from stepscope.report.pages.runs import run_rows, runs_sheet
+    from stepscope.report.pages.history import run_rows, runs_sheet
 
     entries = run_entries(args, args.run[0])
     name = Path(args.run[0]).absolute().name

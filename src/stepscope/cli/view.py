@@ -22,9 +22,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import add_run_arguments, whole_number
+from stepscope.cli.arguments import (
+    account_from,
+    add_run_arguments,
+    cached_page,
+    kind_of_input,
+    opener_of,
+    page_maker,
+    run_entries,
+    whole_number,
+)
 from stepscope.cli.outputs import print_line
-from stepscope.cli.run import account_from, cached_page, kind_of_input, opener_of, page_maker, run_entries
 from stepscope.errors import UsageError
 from stepscope.units import printable
 
@@ -173,7 +181,7 @@ def _light(folder: str) -> "tuple[str, Site, bool]":
 
 def _folder(args: argparse.Namespace, folder: str, perfetto: str) -> "tuple[str, Site, bool]":
     from stepscope.report.html.sheets import sheet_page
-    from stepscope.report.pages.runs import runs_sheet
+    from stepscope.report.pages.history import runs_sheet
     from stepscope.report.view.site import RunsSite, link_to
 
     def site_of(run: str) -> "Site":

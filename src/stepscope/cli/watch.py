@@ -34,7 +34,7 @@ from stepscope.units import printable
 
 if TYPE_CHECKING:
     from stepscope.report.view.server import Answer
-    from stepscope.run.running import Running
+    from stepscope.run.light import Running
 
 _REFRESH_S = 2
 
@@ -113,7 +113,7 @@ class WatchedJob:
         peak_tflops: float | None = None,
         trigger: int | None = None,
     ) -> None:
-        from stepscope.run.running import RunningJob
+        from stepscope.run.light import RunningJob
 
         self.folder = newest_attempt(given)
         self.stalls: list[str] = []

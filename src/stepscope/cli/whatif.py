@@ -12,9 +12,8 @@ Several settings are applied together, in order; then lines and modules are remo
 import argparse
 import re
 
-from stepscope.cli.arguments import add_html, add_json, add_run_arguments
-from stepscope.cli.outputs import check_outputs, show
-from stepscope.cli.run import account_from, warn_incomplete
+from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, warn_incomplete
+from stepscope.cli.outputs import show
 from stepscope.errors import UsageError
 from stepscope.whatif.keys import SETTINGS
 
@@ -54,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.report.pages.whatif import whatif_json, whatif_sheet
     from stepscope.whatif.settings import what_if
 
-    check_outputs(args.json, args.html, force=args.force)
     if not (args.settings or args.without or args.scale):
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"give at least one --set KEY=VALUE, --without or --scale; the keys are {keys}")

@@ -23,9 +23,10 @@ from stepscope.analyze.account import account_of
 from stepscope.analyze.ledger import PRODUCTIVE, ledger_of
 from stepscope.analyze.log_stragglers import log_lateness
 from stepscope.analyze.sampled import load_run
+from stepscope.cache_files import content_key, open_trusted_file, write_trusted_file
+from stepscope.contract.lateness import t_quantile
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
-from stepscope.contract.student import t_quantile
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.cache import code_key
 from stepscope.document.report import report_json
@@ -36,8 +37,6 @@ from stepscope.run.side_files import StepLog, readable_step_logs, unprofiled_ste
 from stepscope.run.sources import holds_traces
 from stepscope.side_file import is_number
 from stepscope.stats.robust import holm
-from stepscope.trace.cache_place import content_key
-from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import json_text, ms
 
 # One run as a row of the history: its configuration and its key figures.

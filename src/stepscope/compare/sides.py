@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.compare.conditions import Gate, GateResult, numbers
 from stepscope.compare.document import ONE_SIDE, ONE_VALUE, Metric, compare_json
-from stepscope.compare.findings import Side, code_side
+from stepscope.compare.findings import Cause, OwnedLine, Side, code_side, lines_by_key
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, light_samples, run_samples
+from stepscope.compare.samples import PerStepTimes, RunSamples, StepTimes, light_samples, run_samples
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.cache import KeptPlace, kept_place
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json
+from stepscope.document.rows import plain
 from stepscope.errors import UsageError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import Row
 from stepscope.run.light import LightRun
 from stepscope.run.load import incomplete
 
@@ -118,22 +123,7 @@ def _mean(name: str, reports: Reports) -> tuple[float | None, UsageError | None]
     return (sum(known) / len(known) if known and len(known) == len(values) else None), None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ComparedRun(ArrayRecord):
-    """What a comparison keeps of one run: its trace is not."""
-
-    samples: RunSamples
-    report: dict[str, Any]
-    source: Side
-    #: one line for each thing of the run that could not be read
-    not_read: tuple[str, ...]
-    #: a rank could not be read
-    is_partial: bool
-
-
-def comparison_document(
-    a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, gates: Sequence[Gate] = ()
-) -> dict[str, Any]:
+def comparison_document(a: Sequence[Row], b: Sequence[Row], *, gates: Sequence[Gate] = ()) -> dict[str, Any]:
     """Return the comparison of two sides, each of one run or several, as the JSON document of `stepscope compare`."""
     samples = [[run.samples for run in side] for side in (a, b)]
     reports = [[run.report for run in side] for side in (a, b)]
@@ -149,14 +139,80 @@ def comparison_document(
 # What a comparison needs of one run, from its account and findings or from its step logs.
 
 
-def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
+def compared_run(account: Account, diagnosis: Diagnosis) -> Row:
     """Return what a comparison needs of a run."""
     run = account.run
     report = report_json(account, diagnosis)
     source = code_side(account, diagnosis)
-    return ComparedRun(run_samples(account), report, source, tuple(incomplete(run)), bool(run.unreadable))
+    return Row(
+        samples=run_samples(account),
+        report=report,
+        source=source,
+        # one line for each thing of the run that could not be read
+        not_read=incomplete(run),
+        # a rank could not be read
+        is_partial=bool(run.unreadable),
+    )
 
 
-def compared_light_run(run: LightRun) -> ComparedRun:
+def compared_light_run(run: LightRun) -> Row:
     """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
-    return ComparedRun(light_samples(run), light_json(run), Side(None, ()), (), False)
+    known = Row(samples=light_samples(run), report=light_json(run), source=Side(None, ()))
+    return Row(known, not_read=[], is_partial=False)
+
+
+# Cached samples, report and lines of a run for comparisons. Numbers are read back to the bit.
+
+
+def compared_place(given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None) -> KeptPlace | None:
+    """Return the cache file of a compared run, None if there is no run."""
+    return kept_place(given, ending="compared", options=options, cache_folder=cache_folder)
+
+
+def keep_compared(place: KeptPlace | None, run: Row, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
+    """Cache what a comparison needs of a run."""
+    if place is None:
+        return
+    lines = None if run.source.lines is None else list(run.source.lines.values())
+    try:
+        parts = run | {
+            "samples": plain(run.samples),
+            "source": plain([lines, run.source.causes, run.source.lost]),
+        }
+        place.keep(parts, key=key, raw_bytes=raw_bytes)
+    except ValueError:  # a number of the report that JSON does not know
+        return
+
+
+def found_compared(place: KeptPlace | None) -> Row | None:
+    """Return the cached run, None if there is none."""
+    kept = place.found() if place else None
+    if kept is None:
+        return None
+    del kept["key"]
+    lines, causes, lost = kept["source"]
+    by_key = None if lines is None else lines_by_key(OwnedLine(**line) for line in lines)
+    source = Side(by_key, tuple(_cause(one) for one in causes), lost)
+    return Row(kept, samples=_samples(kept["samples"]), source=source)
+
+
+def _cause(kept: dict[str, Any]) -> Cause:
+    line = kept["line"]
+    return Cause(**kept | {"ranks": tuple(kept["ranks"]), "line": line and tuple(line)})
+
+
+def _samples(kept: dict[str, Any]) -> RunSamples:
+    for name in ("logged", "recorded", "periods"):
+        times = kept[name]
+        kept[name] = times and StepTimes(
+            **times
+            | {"dur_ns": np.array(times["dur_ns"], np.int64)}
+            | {one: times[one] and np.array(times[one], np.float64) for one in ("wait_ns", "lost_ns", "cpu_ns")}
+        )
+    for name in ("part_ms", "profiled_part_ms"):
+        kept[name] = None if kept[name] is None else np.array(kept[name], np.float64)
+    for name in ("parts", "causes", "kernels", "operators"):
+        names, ms, count = (kept[name][column] for column in ("names", "ms", "count"))
+        shape = (len(ms), len(names))
+        kept[name] = PerStepTimes(tuple(names), *(np.array(v, np.float64).reshape(shape) for v in (ms, count)))
+    return RunSamples(**kept)

@@ -32,6 +32,8 @@ DATA_LOADING = "data_loading"
 FORWARD = "forward_pass"
 BACKWARD = "backward_pass"
 GRADIENT_SYNC = "gradient_sync"
+# column of the time that a rank waits for the others, where it waits on the host
+HOST_WAIT = "regions.gradient_sync.ns"
 OPTIMIZER = "optimizer_step"
 LR_SCHEDULING = "lr_scheduling"
 CLIPPING = "gradient_clipping_warmup"

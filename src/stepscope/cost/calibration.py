@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.contract.collectives import OPERATIONS, bus_factor, ring_steps
+from stepscope.contract.operations import OPERATIONS, bus_factor, ring_steps
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.alpha_beta import Curve, Floats, LeftOutErrors, Pieces
 from stepscope.errors import InputError, UsageError

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.flops import PEAK_PRECISIONS
+from stepscope.contract.operations import PEAK_PRECISIONS
 from stepscope.cost.operators import matches_whole
 from stepscope.errors import InputError
 from stepscope.records import dataclass

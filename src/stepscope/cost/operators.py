@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.flops import (
+from stepscope.contract.operations import (
     ATTENTION,
     BACKWARD_TRANSPOSED,
     BACKWARD_WANTED,

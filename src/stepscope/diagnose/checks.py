@@ -13,12 +13,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.chip import abilities
 from stepscope.analyze.efficiency import precision_shares
 from stepscope.analyze.host_time import data_loading as loading_spans
+from stepscope.analyze.kernels import abilities
 from stepscope.analyze.steadiness import log_series, steadiness_of
-from stepscope.contract.collectives import OP_CODE, element_bytes
 from stepscope.contract.names import PARTS
+from stepscope.contract.operations import OP_CODE, element_bytes
 from stepscope.intervals import covered_ns, union
 from stepscope.records import Row
 from stepscope.run.clocks import POINT_TO_POINT

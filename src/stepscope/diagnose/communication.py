@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.chip import abilities
+from stepscope.analyze.kernels import abilities
 from stepscope.analyze.owner_places import MOSTLY, costs_by_owner, places, top_modules, user_lines
 from stepscope.analyze.ownership import OwnedWork, Ownership
 from stepscope.analyze.phases import trains
@@ -23,7 +23,7 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.graph import NOTHING
 from stepscope.analyze.replay.removal import Choose, part_for
 from stepscope.analyze.replay.replay import Replay
-from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.operations import OP_CODE
 from stepscope.contract.step_line import Region
 from stepscope.diagnose.finding import Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.lines import needless_rows

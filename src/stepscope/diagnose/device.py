@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.chip import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.host_time import host_calls, spans
-from stepscope.analyze.kernels import SHORT_NS, KernelCosts
+from stepscope.analyze.kernels import FILLS_LITTLE, SHORT_NS, KernelCosts, abilities, filled_share, launch_sizes
 from stepscope.analyze.operators import FAMILY_CODE, PRECISION_CODE
 from stepscope.analyze.owner_places import (
     MAX_PLACES,

@@ -10,7 +10,6 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
-from stepscope.analyze.chip import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.host_time import (
     allocations,
     blocked_host,
@@ -19,6 +18,7 @@ from stepscope.analyze.host_time import (
     host_calls,
     spans,
 )
+from stepscope.analyze.kernels import FILLS_LITTLE, abilities, filled_share, launch_sizes
 from stepscope.analyze.owner_places import MOSTLY, Where, rare_places
 from stepscope.analyze.phases import loop_in, regions, trains
 from stepscope.analyze.replay.changes import (
@@ -100,8 +100,7 @@ from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog
 from stepscope.stats.robust import OFTEN, distinct, median
-from stepscope.trace.nsight_tools import PAGE_MOVE
-from stepscope.trace.table import EventKind, by_string, of_kinds
+from stepscope.trace.table import PAGE_MOVE, EventKind, by_string, of_kinds
 from stepscope.units import NS_PER_MS
 
 if TYPE_CHECKING:

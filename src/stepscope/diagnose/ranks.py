@@ -9,7 +9,6 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import PART_CODE
-from stepscope.analyze.log_stragglers import ALL_STEPS, late_ranks
 from stepscope.analyze.owner_costs import host_waits
 from stepscope.analyze.owner_places import (
     MOSTLY,
@@ -33,7 +32,7 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.steadiness import slower_clock
 from stepscope.analyze.stragglers import cleared_by_logs, common_steps, find_stragglers, uneven_compute
-from stepscope.contract.lateness import LateRank
+from stepscope.contract.lateness import ALL_STEPS, LateRank
 from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import COMPUTE, at, ms_text, parts_of_lines, place_of, without_parts
@@ -79,6 +78,8 @@ def _late(account: Account) -> Iterator[Match]:
     if not late:
         return
     first, ranks = late[0], tuple(s.rank for s in late)
+    from stepscope.analyze.log_stragglers import late_ranks  # only where a rank is late
+
     known = [u for u in late_ranks(account.run.logs, window_steps=ALL_STEPS) if u.rank in ranks]
     why, how = _WHY[first.cause]
     recurs = [name for name, ns in first.evidence.items() if name not in ("data", "device") and ns > 0]

@@ -39,8 +39,7 @@ from stepscope.run.device_work import DEVICE_KINDS, Rows, enclosing, lookup
 from stepscope.run.rank import Rank
 from stepscope.run.steps import DECODE, SERVING
 from stepscope.stats.robust import distinct, median
-from stepscope.trace.nsight_tools import GRAPH_NAME
-from stepscope.trace.table import EventKind, Int64s, by_string, of_kinds
+from stepscope.trace.table import GRAPH_NAME, EventKind, Int64s, by_string, of_kinds
 from stepscope.units import NS_PER_MS, printable, rank_ranges
 
 # What a recording can prove.

@@ -3,7 +3,7 @@
     .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, and the cached values
 
 The key holds every file of the run by size, times and sampled content, the options, and the code. Inode times are part
-of it, so a cache that was copied together with a run never matches. Files of other users are refused (`trusted_file`).
+of it, so a cache that was copied together with a run never matches. Files of other users are refused (`cache_files`).
 Standard library only: a cached result is shown without importing anything heavy.
 """
 
@@ -15,13 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stepscope.cache_files import MIN_RAW_BYTES, cache_file, content_key, open_trusted_file, write_trusted_file
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
 from stepscope.records import dataclass
 from stepscope.run.sources import find_sources
 from stepscope.side_file import MAX_BYTES, parsed_json
-from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key
-from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import Digest
 
 # a run with more is analysed each time

@@ -11,7 +11,6 @@ import numpy as np
 from stepscope.analyze.energy import energy_of
 from stepscope.analyze.kernels import measured_kernels
 from stepscope.analyze.log_stragglers import (
-    HOST_WAIT,
     has_waits,
     is_rare,
     late_ranks,
@@ -24,6 +23,7 @@ from stepscope.analyze.log_stragglers import (
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.contract.lateness import LateRank
 from stepscope.contract.run_folder import SCHEMA
+from stepscope.contract.step_line import HOST_WAIT
 from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.document.report import kernel_rows
 from stepscope.document.rows import empty_row, json_row, json_rows, ms_or_none

@@ -101,12 +101,12 @@ def files_json(folder: Path) -> dict[str, Any]:
 
     found, beside = files_beside(folder), side_files(folder)
     measured, faults = measured_launches(folder)
-    dumps = read_dumps([str(folder)]) if any(one.format.id == FLIGHT_RECORDER.id for one in found) else None
+    dumps = read_dumps([str(folder)]) if any(one.format.id == FLIGHT_RECORDER for one in found) else None
     hang = hang_json(hang_of(dumps.by_rank), dumps) if dumps else None
     ranks = sorted({log.rank for log in beside.nccl} | {c.rank for c in beside.collectives})
     world = [log.num_ranks for log in beside.nccl if log.num_ranks]
     notes = [_NO_TRACE, *beside.unread, *faults, *(hang["warnings"] if hang else ())]
-    if any(one.format.id == MEMORY_SNAPSHOT.id for one in found):
+    if any(one.format.id == MEMORY_SNAPSHOT for one in found):
         notes.append(f"memory snapshot: stepscope memory {folder}")
     ranks = sorted({*ranks, *(hang["ranks"] if hang else ())})
     step = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct", "samples_per_s", "tokens_per_s")

@@ -8,8 +8,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account, attempt
 from stepscope.analyze.budget import PARTS
-from stepscope.analyze.collective_costs import RankAccount
-from stepscope.analyze.links import link_rows
+from stepscope.analyze.collective_costs import RankAccount, link_rows
 from stepscope.analyze.owner_costs import CodeCosts, Cost
 from stepscope.analyze.replay.removal import is_around_step
 from stepscope.contract.run_folder import SCHEMA
@@ -193,7 +192,7 @@ def rank_rows(account: Account) -> list[Row]:
             clock_uncertainty_ns=float(clocks.uncertainty_ns[i]) if several and clocks.known[i] else None,
             clock_drift_ppm=float(clocks.drift_ppm[i]),
             joins={
-                **asdict(rank.joins),
+                **rank.joins,
                 "collectives": len(rank.collectives),
                 "collectives_without_record": rank.collectives.unjoined,
             },

@@ -23,8 +23,8 @@ from typing import Any
 from stepscope.contract.run_folder import trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.loop_recording import LoopRecording, missing
+from stepscope.record.config import place_of_process
 from stepscope.record.failsafe import say
-from stepscope.record.rank import place_of_process
 
 try:
     from accelerate.utils import ProfileKwargs

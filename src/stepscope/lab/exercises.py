@@ -114,8 +114,7 @@ def measure_mfu(
 def plot_calibration(results: dict[str, Any], path: str | Path = "alpha_beta_calibration.svg") -> Path:
     """Write the times that `calibrate_alpha_beta` measured, and the curve through them, as SVG; return the path."""
     from stepscope.contract.run_folder import atomic_write
-    from stepscope.lab.predict.calibrate import calibrate
-    from stepscope.lab.predict.measured_collectives import Point
+    from stepscope.lab.predict.calibrate import Point, calibrate
     from stepscope.lab.report.sheets import calibration_sheet
     from stepscope.lab.report.svg import sheet_svg
 

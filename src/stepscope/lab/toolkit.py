@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from stepscope.contract.collectives import bus_factor, ring_steps
 from stepscope.contract.lateness import late_ranks, lateness
+from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns
 from stepscope.lab.predict.model_shape import utilisation
-from stepscope.record.rank import initialized_distributed, place_by_variables
+from stepscope.record.config import initialized_distributed, place_by_variables
 from stepscope.units import readable_bytes
 
 _WARMUP_STEPS = 3
@@ -529,7 +529,7 @@ def profile_distributed_training(
 def _show_operators(folder: Path) -> None:
     from stepscope.analysis import load
     from stepscope.document.report import operators_document
-    from stepscope.report.pages.ops import MOST, ops_sheet
+    from stepscope.report.pages.code import MOST, ops_sheet
     from stepscope.report.sheet_text import sheet_text
 
     try:

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from stepscope.contract import collectives as ops
-from stepscope.contract.collectives import element_bytes, op_name
+from stepscope.contract import operations as ops
+from stepscope.contract.operations import element_bytes, op_name
 from stepscope.contract.run_folder import SCHEMA, atomic_write, rank_file
+from stepscope.record.config import initialized_distributed
 from stepscope.record.failsafe import explain, leave_out, say
 from stepscope.record.groups import newest_collectives, process_groups
-from stepscope.record.rank import initialized_distributed
 
 # Every collective that Python issues, seen where it enters C++: methods of `ProcessGroup`, and `Work.wait`.
 #

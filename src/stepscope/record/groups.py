@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.record.rank import initialized_distributed
+from stepscope.record.config import initialized_distributed
 
 
 def newest_collectives() -> list[dict[str, Any]]:

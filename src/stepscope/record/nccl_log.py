@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import UsageError
+from stepscope.record.config import initialized_distributed
 from stepscope.record.failsafe import say
-from stepscope.record.rank import initialized_distributed
 
 _FOLDER = "stepscope-nccl-"
 

@@ -24,13 +24,12 @@ from typing import Any
 import torch
 
 from stepscope.contract.step_line import BEFORE, FIRST_STEPS
-from stepscope.record.config import WARMUP_STEPS, RecordConfig, set_kineto_settings
+from stepscope.record.config import WARMUP_STEPS, RecordConfig, has_other_ranks, place_of_process, set_kineto_settings
 from stepscope.record.failsafe import explain, say
 from stepscope.record.groups import whereabouts
 from stepscope.record.helper.handover import JobFacts, hand_over_files, introduce
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.lifetime import LIFETIME
-from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers import Samplers, standard_samplers
 from stepscope.record.steps import SENT_AT_ONCE, PastStep, Regions, StepLog, StepTimes, device_timer, nvtx_functions
 from stepscope.record.trial_end import end_trial

@@ -39,8 +39,8 @@ from stepscope.contract.lateness import (
 )
 from stepscope.contract.run_folder import atomic_write, json_object_in
 from stepscope.errors import UsageError
+from stepscope.record.config import initialized_distributed, place_of_process
 from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
-from stepscope.record.rank import initialized_distributed, place_of_process
 
 # Own times exchanged without a collective: each rank puts `own/r`, rank 0 gathers them into `own/all`, all read that.
 

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from stepscope.record.config import has_other_ranks, initialized_distributed
 from stepscope.record.helper.side_channel import open_side_channel
-from stepscope.record.rank import has_other_ranks, initialized_distributed
 
 
 def end_trial(recorder: Any) -> NoReturn:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepscope.contract.collectives import bus_factor
 from stepscope.contract.names import LOSSES, PARTS, PATH, category_name, shown_parts
+from stepscope.contract.operations import bus_factor
 from stepscope.cost.calibration import Calibration
 from stepscope.errors import UsageError
 from stepscope.report.charts import (

@@ -29,7 +29,7 @@ from stepscope.document.sentence import (
     time_text,
     together_text,
 )
-from stepscope.report.lines import Row, broken, cut, painted, text_width, wrapped
+from stepscope.report.sheet_text import Row, broken, cut, painted, text_width, wrapped
 from stepscope.units import printable, rank_ranges
 
 Json = Mapping[str, Any]

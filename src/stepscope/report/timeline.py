@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.match_owners import ownership_of
 from stepscope.analyze.ownership import Ownership
-from stepscope.contract.collectives import OPS
+from stepscope.contract.operations import OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.report.timeline_limit import MAX_SLICES
 from stepscope.run.aligned import UNMATCHED, AlignedRun

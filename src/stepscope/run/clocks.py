@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.collectives import OP_CODE, OPS
+from stepscope.contract.operations import OP_CODE, OPS
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.collectives import Group
 from stepscope.run.rank import Rank, with_collective_ends

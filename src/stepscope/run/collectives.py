@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
+from stepscope.contract.operations import OP_CODE, element_bytes, is_comm_annotation, op_name
 from stepscope.errors import InputError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.device_work import DeviceWork, Rows, enclosing, lookup
 from stepscope.run.sources import rank_in_header
 from stepscope.run.steps import Steps
@@ -172,18 +172,7 @@ FLIGHT_RECORDER = "flight_recorder.jsonl"
 _MAX_CALLS = 20_000
 
 
-@dataclass(frozen=True)
-class FlightCall:
-    """One call as torch's flight recorder noted it."""
-
-    op: str
-    created_ns: int
-    #: of its input, -1 unknown
-    size_bytes: int
-    group: Group
-
-
-def flight_calls(path: Path) -> tuple[FlightCall, ...]:
+def flight_calls(path: Path) -> tuple[Row, ...]:
     """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged.
 
     Without a file of the recorder's, an imported dump next to it is read.
@@ -199,11 +188,12 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
         return ()
     groups = {g.name: Group(g.name, g.desc, g.ranks, len(g.ranks) if g.ranks else None) for g in found.groups.values()}
     calls = [
-        FlightCall(
-            e.op,
-            e.created_ns,
-            _input_bytes(e.input_sizes, e.input_dtypes),
-            groups.get(e.group) or Group(e.group, e.group_desc, None, None),
+        Row(
+            op=e.op,
+            created_ns=e.created_ns,
+            # of its input, -1 unknown
+            size_bytes=_input_bytes(e.input_sizes, e.input_dtypes),
+            group=groups.get(e.group) or Group(e.group, e.group_desc, None, None),
         )
         for e in found.entries[-_MAX_CALLS:]
         if e.created_ns is not None
@@ -211,7 +201,7 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     return tuple(sorted(calls, key=lambda call: call.created_ns))
 
 
-def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_ns: Int64s) -> list[FlightCall | None]:
+def calls_of_operators(calls: Sequence[Row], ops: Sequence[str], called_ns: Int64s) -> list[Row | None]:
     """Return the call that each operator made, None where the recorder no longer holds it.
 
     `ops` and `called_ns` are the operators in the order they were called. Where they fit in several places, the one
@@ -562,7 +552,7 @@ _BASE = "_base_"
 _PEER_AT = 2
 
 
-def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[FlightCall] = ()) -> Collectives:
+def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[Row] = ()) -> Collectives:
     """Return the gloo spans of a rank with the operators that issued them, and the flight recorder's groups."""
     spans = span_rows(trace, kinds)
     asked = _by_start(
@@ -640,7 +630,7 @@ def _first_that_fits(trace: Trace, span: int, queue: Iterable[int]) -> int:
     return first
 
 
-def _gloo_meaning(trace: Trace, span: int, operator: int, group: Group, call: FlightCall | None) -> Meaning:
+def _gloo_meaning(trace: Trace, span: int, operator: int, group: Group, call: Row | None) -> Meaning:
     op = _op(trace, operator if operator >= 0 else span)
     group = call.group if call is not None and call.group is not UNKNOWN_GROUP else group
     sent = _bytes_at(trace, span)

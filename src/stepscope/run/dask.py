@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from stepscope.errors import InputError, StepscopeError, UsageError
+from stepscope.run.formats import is_sqlite
 from stepscope.trace.cache import read_cached
-from stepscope.trace.nsight_tools import is_sqlite
 from stepscope.trace.read import Budget
 from stepscope.units import printable
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, covered_ns, union
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.steps import Steps
 from stepscope.stats.robust import among, distinct, distinct_places, numbered
-from stepscope.trace.scanner.scanner import call_stack_parents, stacked
+from stepscope.trace.scanner import call_stack_parents, stacked
 from stepscope.trace.table import EventKind, Int64s, Kinds, SparseColumn, Trace, by_string, of_kinds
 
 #     kernel --correlation--> runtime call --external id or enclosing range--> host operator
@@ -59,28 +59,10 @@ class DeviceWork(ArrayRecord):
         return union(self.start_ns[keep], self.end_ns[keep])
 
 
-@dataclass(frozen=True)
-class JoinCounts:
-    """What could and could not be joined."""
-
-    device_events: int
-    #: launched before the window, or the launch was not recorded
-    without_launch: int
-    #: launched, but no host operator around the launch
-    without_op: int
-    launches_without_work: int
-    #: launches that share their correlation id with another launch
-    reused_correlation: int
-    #: launches before the first with device work: CUDA's driver drops the first records of a session
-    lost_first: int = 0
-    #: the most time that the device can have worked on them
-    lost_first_ns: int = 0
-
-
 DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)
 
 
-def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, JoinCounts]:
+def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, Row]:
     """Return the device's work joined to launches, operators and steps, with what stayed unjoined."""
     row = np.flatnonzero(of_kinds(kinds, DEVICE_KINDS))
     row = row[np.argsort(trace["ts_ns"][row], kind="stable")]
@@ -110,12 +92,17 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
             "pass the trace of one rank, as the profiler wrote it"
         )
     lost_first, lost_first_ns = _lost_at_start(trace, launches, work)
-    counts = JoinCounts(
+    counts = Row(
         device_events=len(row),
+        # launched before the window, or the launch was not recorded
         without_launch=int((launch_row < 0).sum()),
+        # launched, but no host operator around the launch
         without_op=int((op_row[launched] < 0).sum()),
         launches_without_work=int((~among(launches, launch_row)).sum()),
+        # launches that share their correlation id with another launch
         reused_correlation=reused,
+        # launches before the first with device work: CUDA's driver drops the first records of a session; and the most
+        # time that the device can have worked on them
         lost_first=lost_first,
         lost_first_ns=lost_first_ns,
     )

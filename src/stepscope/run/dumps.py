@@ -65,7 +65,7 @@ def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
             named.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        known = {one.path for one in beside(path, FLIGHT_RECORDER.id)}
+        known = {one.path for one in beside(path, FLIGHT_RECORDER)}
         named += [p for p in inside if _DUMP_NAME.search(p.name) or p in known]
         perhaps += [p for p in inside if not _OTHER_NAME.search(p.name) and rank_in(p.name) is not None]
     return named, perhaps
@@ -105,7 +105,7 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
     ranks: dict[Path, int | None] = {
         p: rank for p in named if (rank := rank_of(p.name)) not in failed or ".oom." in p.name
     }
-    ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT.id) if one.path not in named}
+    ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT) if one.path not in named}
     found: list[tuple[int | None, MemorySnapshot]] = []
     unreadable: list[str] = []
     for path, rank in ranks.items():

@@ -10,42 +10,35 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write
 from stepscope.errors import InputError, StepscopeError
-from stepscope.records import dataclass
-from stepscope.run.sources import CHAKRA, Source, rank_in_header, rank_in_name
+from stepscope.records import Row, dataclass
+from stepscope.run.sources import CHAKRA, NCU_REPORT, NSYS_REPORT, Source, rank_in_header, rank_in_name
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.nsight_tools import (
-    MAGIC,
-    NCU_REPORT,
-    NSYS_REPORT,
-    export_ncu,
-    export_nsys,
-    exported_metrics,
-    is_nsys_json,
-    is_rocpd,
-    is_sqlite,
-    require_tool,
-)
 from stepscope.trace.read import Budget, is_pftrace, read
 from stepscope.trace.table import EventKind, Trace, event_kinds
 from stepscope.units import printable, readable_bytes
 
-if TYPE_CHECKING:
-    from stepscope.trace.ncu import KernelMetrics
-
 # Readers of other tools' files are imported where there is such a file.
+
+# ids of formats that are picked up by name
+_NCU_REPORT = "ncu-report"
+_NCU = "ncu"
+MEMORY_SNAPSHOT = "memory"
+FLIGHT_RECORDER = "flight"
+NCCL_LOG = "nccl-log"
 
 # Definition of a format: detection, name in a run folder, summary of a file.
 
 _HEAD_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 42
 _GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\0"
 # called with the number of bytes read so far
 BytesRead = Callable[[int], None]
 
@@ -121,6 +114,33 @@ def file_head(path: Path) -> FileHead:
         except zlib.error:
             start = b""
     return FileHead(path, size, start)
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return whether a regular file begins as an sqlite file does; False where it is none or cannot be read."""
+    try:
+        with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
+            return f.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
+def is_rocpd(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is an sqlite database of rocprofiler-sdk.
+
+    The first pages have the names of its tables.
+    """
+    return start.startswith(_SQLITE) and b"rocpd_" in start
+
+
+# lines of a JSON export: rows with the names of their tables; before 2024 events, after one line of all texts
+_ROW_OF_TABLE = re.compile(rb'^\s*\{[^\n]{0,4096}"table"\s*:\s*"[A-Za-z]\w*"')
+_EVENT_LINE = re.compile(rb'^\s*\{\s*"(?:data"\s*:\s*\[|Type"\s*:\s*\d+\s*,\s*"\w+Event")')
+
+
+def is_nsys_json(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a JSON export of Nsight Systems, of any version."""
+    return bool(_ROW_OF_TABLE.match(start) or (_EVENT_LINE.match(start) and b"Event" in start))
 
 
 # of a folder that are checked
@@ -222,24 +242,6 @@ def _store(source: Path, target: Path) -> None:
         out.write(pack.flush())
 
 
-_KINETO = Format(
-    id="kineto",
-    title="Kineto trace",
-    ending="pt.trace.json.gz",
-    is_it=lambda head: _EVENTS.search(head.start) is not None,
-    look=_look,
-    store=_store,
-)
-_PERFETTO = Format(
-    id="pftrace",
-    title="Perfetto trace",
-    ending="pftrace.gz",
-    is_it=lambda head: is_pftrace(head.start),
-    look=_look,
-    store=_store,
-)
-
-
 # What NCCL writes, in a run folder: its debug log, of one rank or of all, and NCCL inspector's measurements.
 
 
@@ -323,26 +325,6 @@ def _is_inspector(head: FileHead) -> bool:
     return first == b"{" and (b'"coll_perf"' in start or b'"p2p_perf"' in start) and b'"header"' in start
 
 
-NCCL_LOG = Format(
-    id="nccl-log",
-    title="NCCL log",
-    ending="nccl.log",
-    is_it=_is_nccl_log,
-    look=_look_log,
-    store=_nccl_store,
-    needs_rank=False,
-)
-_NCCL_INSPECTOR = Format(
-    id="nccl-inspector",
-    title="NCCL inspector output",
-    ending="nccl_inspector.jsonl",
-    is_it=_is_inspector,
-    look=_look_inspector,
-    store=_nccl_store,
-    needs_rank=False,
-)
-
-
 # Nsight's files in a run folder: exports and reports of Nsight Systems, metrics of Nsight Compute.
 
 
@@ -373,12 +355,17 @@ def _look_ncu(path: Path, _told: BytesRead) -> Contents:
     return Contents(f"{len(launches):,} launches of {len({launch.name for launch in launches}):,} kernels")
 
 
-def _exported_later(tool: str) -> Callable[[Path, BytesRead], Contents]:
-    def look(path: Path, _told: BytesRead) -> Contents:
-        require_tool(tool, path)
-        return Contents(f"to be exported by {tool}")
+def _look_report(tool: str, path: Path, _told: BytesRead) -> Contents:
+    from stepscope.trace.nsight_tools import require_tool  # only where there is a report
 
-    return look
+    require_tool(tool, path)
+    return Contents(f"to be exported by {tool}")
+
+
+def _export(tool: str, source: Path, target: Path) -> None:
+    from stepscope.trace.nsight_tools import EXPORTS  # only where there is a report
+
+    EXPORTS[tool](source, target)
 
 
 def _look_rocpd(path: Path, told: BytesRead) -> Contents:
@@ -398,33 +385,8 @@ def _look_chakra(path: Path, told: BytesRead) -> Contents:
     return Contents(f"{trace.num_events:,} operations", () if rank is None else (rank,))
 
 
-_CHAKRA = Format(
-    id="chakra",
-    title="Chakra execution trace",
-    ending="chakra.et",
-    is_it=lambda head: head.name.endswith(CHAKRA),
-    look=_look_chakra,
-)
-_ROCPD = Format(
-    id="rocpd",
-    title="rocpd database",
-    ending="rocpd.db",
-    is_it=lambda head: is_rocpd(head.start),
-    look=_look_rocpd,
-    needs_rank=False,
-)
-_NSIGHT_SYSTEMS = Format(
-    id="nsys",
-    title="Nsight Systems export",
-    ending="nsys.sqlite",
-    is_it=lambda head: head.start.startswith(MAGIC),
-    look=_look_nsys,
-    needs_rank=False,
-)
-
-
 def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
-    from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+    from stepscope.trace.nsight_tools import read_nsys_json  # only where there is such a file
 
     traces = read_nsys_json(path, progress=told)
     ranks = tuple(rank for trace in traces if (rank := rank_in_header(trace.header)) is not None)
@@ -432,48 +394,9 @@ def _look_nsys_json(path: Path, told: BytesRead) -> Contents:
 
 
 def _store_nsys_json(source: Path, target: Path) -> None:
-    from stepscope.trace.nsight_json import to_sqlite  # only where there is such a file
+    from stepscope.trace.nsight_tools import to_sqlite  # only where there is such a file
 
     to_sqlite(source, target)
-
-
-_NSIGHT_SYSTEMS_JSON = Format(
-    id="nsys-json",
-    title="Nsight Systems JSON export",
-    ending="nsys.sqlite",
-    is_it=lambda head: is_nsys_json(head.start),
-    look=_look_nsys_json,
-    store=_store_nsys_json,
-    needs_rank=False,
-)
-_NSIGHT_SYSTEMS_REPORT = Format(
-    id="nsys-report",
-    title="Nsight Systems report",
-    ending="nsys.sqlite",
-    is_it=lambda head: head.name.endswith(NSYS_REPORT),
-    look=_exported_later("nsys"),
-    store=export_nsys,
-    check_stored=True,
-    needs_rank=False,
-)
-_NSIGHT_COMPUTE = Format(
-    id="ncu",
-    title="Nsight Compute metrics",
-    ending="ncu.csv",
-    is_it=_is_ncu_csv,
-    look=_look_ncu,
-    needs_rank=False,
-)
-_NSIGHT_COMPUTE_REPORT = Format(
-    id="ncu-report",
-    title="Nsight Compute report",
-    ending="ncu.csv",
-    is_it=lambda head: head.name.endswith(NCU_REPORT),
-    look=_exported_later("ncu"),
-    store=export_ncu,
-    check_stored=True,
-    needs_rank=False,
-)
 
 
 # What torch itself dumps, in a run folder: flight recorder dumps and CUDA memory snapshots.
@@ -503,55 +426,30 @@ def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
     return Contents(f"{readable_bytes(found.allocated_bytes)} allocated, {len(found.action):,} events")
 
 
-FLIGHT_RECORDER = Format(
-    id="flight",
-    title="flight recorder dump",
-    ending="flight_recorder.dump",
-    is_it=_is_flight,
-    look=_look_flight,
-    other_endings=("flight_recorder.jsonl", "flight_recorder.pickle"),
-)
-MEMORY_SNAPSHOT = Format(
-    id="memory",
-    title="CUDA memory snapshot",
-    ending="memory.pickle",
-    is_it=lambda head: head.start.startswith(_PICKLE) and b"segments" in head.start[:256],
-    look=_look_snapshot,
-)
-
-
 # Kernels as Nsight Compute measured them, from the files of a run folder.
 
 
-@dataclass(frozen=True)
-class MeasuredLaunches:
-    """The launches that one file holds, in their order."""
-
-    file: str
-    #: their rank; None where the file has none: then any rank's
-    rank: int | None
-    launches: "tuple[KernelMetrics, ...]"
-
-
-def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
+def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[Row, ...], list[str]]:
     """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault; files
     named in `but` are known to be something else.
     """
     if not others_in(folder, but=but):
         return (), []
     found, lines = [], []
-    tables = beside(folder, _NSIGHT_COMPUTE.id, but=but)
+    tables = beside(folder, _NCU, but=but)
     named = {one.path.name for one in tables}
-    reports = [one for one in beside(folder, _NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
+    reports = [one for one in beside(folder, _NCU_REPORT, but=but) if not _is_exported(one.path, named)]
     for one in (*tables, *reports):
         try:
             from stepscope.trace.ncu import read_ncu_csv
+            from stepscope.trace.nsight_tools import exported_metrics
 
             read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
         except StepscopeError as error:
             lines.append(f"not read: {error}")
             continue
-        found.append(MeasuredLaunches(one.path.name, one.rank, read.launches))
+        # without a rank they are any rank's; launches are in their order
+        found.append(Row(file=one.path.name, rank=one.rank, launches=read.launches))
         if read.unusable:
             lines.append(f"{one.path.name}: {read.unusable:,} values out of range or no numbers; taken as unknown")
     return tuple(found), lines
@@ -560,7 +458,7 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
 def _is_exported(report: Path, tables: set[str]) -> bool:
 
     stem = report.name.removesuffix(NCU_REPORT)
-    return f"{stem}.csv" in tables or f"{stem}.{_NSIGHT_COMPUTE.ending}" in tables
+    return f"{stem}.csv" in tables or f"{stem}.ncu.csv" in tables
 
 
 # The one list of formats that can be imported and that are picked up in a run folder.
@@ -569,19 +467,80 @@ def _is_exported(report: Path, tables: set[str]) -> bool:
 # The first match wins, so formats with a magic number come first.
 
 FORMATS: tuple[Format, ...] = (
-    _ROCPD,
-    _CHAKRA,
-    _NSIGHT_SYSTEMS_JSON,
-    _NSIGHT_SYSTEMS,
-    _NSIGHT_SYSTEMS_REPORT,
-    _NSIGHT_COMPUTE_REPORT,
-    _NSIGHT_COMPUTE,
-    MEMORY_SNAPSHOT,
-    _PERFETTO,
-    FLIGHT_RECORDER,
-    _NCCL_INSPECTOR,
-    _KINETO,
-    NCCL_LOG,
+    Format("rocpd", "rocpd database", "rocpd.db", lambda head: is_rocpd(head.start), _look_rocpd, needs_rank=False),
+    Format("chakra", "Chakra execution trace", "chakra.et", lambda head: head.name.endswith(CHAKRA), _look_chakra),
+    Format(
+        "nsys-json",
+        "Nsight Systems JSON export",
+        "nsys.sqlite",
+        lambda head: is_nsys_json(head.start),
+        _look_nsys_json,
+        store=_store_nsys_json,
+        needs_rank=False,
+    ),
+    Format(
+        "nsys",
+        "Nsight Systems export",
+        "nsys.sqlite",
+        lambda head: head.start.startswith(_SQLITE),
+        _look_nsys,
+        needs_rank=False,
+    ),
+    Format(
+        "nsys-report",
+        "Nsight Systems report",
+        "nsys.sqlite",
+        lambda head: head.name.endswith(NSYS_REPORT),
+        partial(_look_report, "nsys"),
+        store=partial(_export, "nsys"),
+        check_stored=True,
+        needs_rank=False,
+    ),
+    Format(
+        _NCU_REPORT,
+        "Nsight Compute report",
+        "ncu.csv",
+        lambda head: head.name.endswith(NCU_REPORT),
+        partial(_look_report, "ncu"),
+        store=partial(_export, "ncu"),
+        check_stored=True,
+        needs_rank=False,
+    ),
+    Format(_NCU, "Nsight Compute metrics", "ncu.csv", _is_ncu_csv, _look_ncu, needs_rank=False),
+    Format(
+        MEMORY_SNAPSHOT,
+        "CUDA memory snapshot",
+        "memory.pickle",
+        lambda head: head.start.startswith(_PICKLE) and b"segments" in head.start[:256],
+        _look_snapshot,
+    ),
+    Format("pftrace", "Perfetto trace", "pftrace.gz", lambda head: is_pftrace(head.start), _look, store=_store),
+    Format(
+        FLIGHT_RECORDER,
+        "flight recorder dump",
+        "flight_recorder.dump",
+        _is_flight,
+        _look_flight,
+        other_endings=("flight_recorder.jsonl", "flight_recorder.pickle"),
+    ),
+    Format(
+        "nccl-inspector",
+        "NCCL inspector output",
+        "nccl_inspector.jsonl",
+        _is_inspector,
+        _look_inspector,
+        store=_nccl_store,
+        needs_rank=False,
+    ),
+    Format(
+        "kineto",
+        "Kineto trace",
+        "pt.trace.json.gz",
+        lambda head: _EVENTS.search(head.start) is not None,
+        _look,
+        store=_store,
+    ),
+    Format(NCCL_LOG, "NCCL log", "nccl.log", _is_nccl_log, _look_log, store=_nccl_store, needs_rank=False),
 )
 
 
@@ -633,7 +592,7 @@ def source_reader(
                 return read_chakra(source.path, progress=report, budget=budget)
             is_report = source.path.name.endswith(NSYS_REPORT)
             if source.path.name.endswith(_JSON) and is_nsys_json(file_head(source.path).start):
-                from stepscope.trace.nsight_json import read_nsys_json  # only where there is such a file
+                from stepscope.trace.nsight_tools import read_nsys_json  # only where there is such a file
 
                 return read_nsys_json(source.path, progress=report, budget=budget)
             if is_sqlite(source.path) and is_rocpd(file_head(source.path).start):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in, rank_file
 from stepscope.errors import InputError, StepscopeError, UsageError
-from stepscope.records import dataclass
+from stepscope.records import Row
 from stepscope.run.collectives import believable_world
 from stepscope.run.formats import FORMATS, MAX_FILE_BYTES, BytesRead, Contents, Format, format_of, no_progress
 from stepscope.run.sources import rank_in_name
@@ -25,20 +25,6 @@ from stepscope.units import printable
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-@dataclass(frozen=True)
-class PlannedImport:
-    """One file and where it will go."""
-
-    source: Path
-    format: Format
-    contents: Contents
-    #: None where it is of several ranks, or unknown
-    rank: int | None
-    target: Path
-    already_there: bool
-    notes: tuple[str, ...]
-
-
 def planned_imports(
     files: Sequence[Path],
     folder: Path,
@@ -46,7 +32,7 @@ def planned_imports(
     rank: int | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> list[PlannedImport]:
+) -> list[Row]:
     """Return where to place each file; an `InputError` or `UsageError` where that is impossible.
 
     `progress` is called with the bytes checked so far, and all of them.
@@ -72,7 +58,7 @@ def planned_imports(
     return plans
 
 
-def place(plan: PlannedImport) -> None:
+def place(plan: Row) -> None:
     """Put a file into its run folder atomically."""
     if plan.already_there:
         return
@@ -96,7 +82,7 @@ def place(plan: PlannedImport) -> None:
         raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error
 
 
-def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> PlannedImport:
+def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> Row:
     known = format_of(path)
     if known is None:
         titles = ", ".join(dict.fromkeys(one.title for one in FORMATS))
@@ -110,7 +96,16 @@ def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: B
         notes.append(f"rank {number} is none of the {world} ranks of this run")
     target = folder / _target_name(path, known, number)
     is_there = _is_there(path, target, known, force=force)
-    return PlannedImport(path, known, contents, number, target, is_there, tuple(notes))
+    return Row(
+        source=path,
+        format=known,
+        contents=contents,
+        # None where it is of several ranks, or unknown
+        rank=number,
+        target=target,
+        already_there=is_there,
+        notes=notes,
+    )
 
 
 def _rank_of(path: Path, contents: Contents, *, given: int | None) -> tuple[int | None, list[str]]:

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from stepscope.contract.run_folder import CAPTURE, RUN_JSON, rank_file
 from stepscope.errors import InputError
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.clocks import with_agreed_ends
 from stepscope.run.collectives import FLIGHT_RECORDER, believable_world
 from stepscope.run.core_time import on_core_time
 from stepscope.run.device_work import DeviceWork, device_work
-from stepscope.run.formats import FailedSource, MeasuredLaunches, Progress, ReadSource, measured_launches, source_reader
+from stepscope.run.formats import FailedSource, Progress, ReadSource, measured_launches, source_reader
 from stepscope.run.rank import Rank, cut_off, quality_warnings, rank_of_trace
 from stepscope.run.side_files import (
     MISSING,
@@ -758,7 +758,7 @@ class Run(ArrayRecord):
     #: the user's source files, if recorded
     source: SourceText = field(default_factory=SourceText)
     #: kernels as Nsight Compute measured them
-    measured: tuple[MeasuredLaunches, ...] = ()
+    measured: tuple[Row, ...] = ()
     #: one line per rank that could not be read at all
     unreadable: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.collectives import Collectives, believable_world, device_collectives, flight_calls, gloo_collectives
-from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work, with_possible_times, with_times
+from stepscope.run.device_work import DeviceWork, Rows, device_work, with_possible_times, with_times
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.table import (
     DEVICE_PROCESS,
@@ -142,7 +142,8 @@ class Rank(ArrayRecord):
     steps: Steps
     work: DeviceWork
     collectives: Collectives
-    joins: JoinCounts
+    #: what could and could not be joined (`device_work`)
+    joins: Row
     #: in the event table: device operations with an impossible duration, and with an impossible start; both estimated
     cut: Rows
     moved: Rows

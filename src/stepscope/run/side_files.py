@@ -43,7 +43,7 @@ from stepscope.contract.run_folder import (
 from stepscope.contract.step_line import EVALUATION, WARMUP, is_count
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, Row, dataclass
-from stepscope.run.formats import beside, others_in
+from stepscope.run.formats import NCCL_LOG, beside, others_in
 from stepscope.side_file import MAX_BYTES, is_number, parsed_json, read_side_file, side_file_lines
 from stepscope.stats.robust import median, recurring_long, slow_start
 from stepscope.trace.table import Int64s
@@ -386,12 +386,11 @@ def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
 
 
 def _logs_of_all(folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]) -> list[Row]:
-    from stepscope.run.formats import NCCL_LOG
-    from stepscope.trace.nccl import nccl_logs
-
     found = []
-    for path in [one.path for one in beside(folder, NCCL_LOG.id, but=but)][:_MAX_JOB_FILES]:
+    for path in [one.path for one in beside(folder, NCCL_LOG, but=but)][:_MAX_JOB_FILES]:
         if rank_of(path.name) is None:
+            from stepscope.trace.nccl import nccl_logs  # only where there is one
+
             logs = nccl_logs(_text_lines(path, max_bytes=max_bytes, say=unread.append))
             found += [log for log in logs if log.rank not in known]
             known |= {log.rank for log in logs}

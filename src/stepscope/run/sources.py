@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.cache_files import is_trusted_file
 from stepscope.contract.run_folder import CACHE_FOLDER, CAPTURE, RUN_JSON, rank_of
 from stepscope.errors import InputError, MissingFileError
 from stepscope.records import dataclass
-from stepscope.trace.nsight_tools import NSYS_REPORT
-from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
 _PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".pftrace.zst", ".perfetto-trace", ".perfetto-trace.gz")
@@ -20,6 +19,7 @@ _PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".pftrace.zst", ".perfetto-trace
 _ROCPD = ".db"
 # Chakra execution traces: `NAME.3.et` is of rank 3
 CHAKRA = ".et"
+NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 _TRACE_ENDINGS = (
     *(
         ".json",

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.student import normal, t_quantile, t_two_sided
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.contract.lateness import normal, t_quantile, t_two_sided
+from stepscope.records import ArrayRecord, Row, dataclass
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 
@@ -151,44 +151,22 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
     return slope, median(y - slope * x)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """One figure over several ranks, steps or occurrences."""
-
-    mean: float
-    min: float
-    max: float
-    std: float
-    count: int
-
-
-def spread(values: npt.ArrayLike) -> Spread | None:
+def spread(values: npt.ArrayLike) -> Row | None:
     """Return mean, extremes and standard deviation (of the population) of the known values, None without any.
 
     >>> spread([2.0, 4.0, float("nan")])
-    Spread(mean=3.0, min=2.0, max=4.0, std=1.0, count=2)
+    {'mean': 3.0, 'min': 2.0, 'max': 4.0, 'std': 1.0, 'count': 2}
     """
     x = np.asarray(values, float)
     x = x[np.isfinite(x)]
     if not len(x):
         return None
-    return Spread(float(x.mean()), float(x.min()), float(x.max()), float(x.std()), len(x))
+    return Row(mean=float(x.mean()), min=float(x.min()), max=float(x.max()), std=float(x.std()), count=len(x))
 
 
-@dataclass(frozen=True)
-class Trend:
-    """How a series moves: the median slope, its 95 % interval, and how likely chance alone gives as much."""
-
-    #: per unit of x
-    slope: float
-    low: float
-    high: float
-    #: two-sided Mann-Kendall, widened for positive autocorrelation
-    p_value: float
-
-
-def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | None:
-    """Return the Theil-Sen slope with its significance, None below 8 points and where x does not increase.
+def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Row | None:
+    """Return the Theil-Sen slope (the median of all) per unit of x with its 95 % interval, and how likely chance alone
+    gives as much (two-sided Mann-Kendall); None below 8 points and where x does not increase.
 
     Long series are judged on medians of consecutive chunks: that bounds the cost, keeps single spikes out, and takes
     most of the autocorrelation away (the rest widens the test by (1 + r) / (1 - r), r the residuals' lag-1).
@@ -206,7 +184,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
     reach = 1.96 * sigma / 2
     low = slopes[max(int(np.floor(len(slopes) / 2 - reach)), 0)]
     high = slopes[min(int(np.ceil(len(slopes) / 2 + reach)), len(slopes) - 1)]
-    return Trend(slope, float(low), float(high), erfc(z / sqrt(2)))
+    return Row(slope=slope, low=float(low), high=float(high), p_value=erfc(z / sqrt(2)))
 
 
 def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:

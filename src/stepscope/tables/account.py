@@ -5,7 +5,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import CAUSE_NAMES, PARTS
-from stepscope.analyze.links import link_rows
+from stepscope.analyze.collective_costs import link_rows
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import code_view, collective_table, finding_rows, kernel_rows, rank_rows

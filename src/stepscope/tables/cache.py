@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.cache_files import content_key, is_trusted_file, write_trusted_file
 from stepscope.document.cache import KeptPlace, is_worth_keeping
 from stepscope.records import dataclass
-from stepscope.trace.cache_place import content_key
-from stepscope.trusted_file import is_trusted_file, write_trusted_file
 
 if TYPE_CHECKING:
     from stepscope.tables.table import Table

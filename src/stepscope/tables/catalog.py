@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.phases import step_periods
-from stepscope.contract.collectives import OPS
+from stepscope.contract.operations import OPS
 from stepscope.document.rows import TABLES
 from stepscope.errors import UnknownNameError, did_you_mean
 from stepscope.run.aligned import UNMATCHED, AlignedRun, aligned

@@ -20,10 +20,17 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.later_writes import wait_for
-from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, content_key, is_unchanged
+from stepscope.cache_files import (
+    MIN_RAW_BYTES,
+    cache_file,
+    content_key,
+    is_unchanged,
+    open_trusted_file,
+    wait_for,
+    write_trusted_file,
+)
 from stepscope.trace.read import Budget
-from stepscope.trace.scanner.scanner import version
+from stepscope.trace.scanner import version
 from stepscope.trace.table import (
     ARGS,
     DENSE,
@@ -38,7 +45,6 @@ from stepscope.trace.table import (
     SparseColumn,
     Trace,
 )
-from stepscope.trusted_file import open_trusted_file, write_trusted_file
 from stepscope.units import digest_of
 
 # Checks of the columns: a cache file is input like any other.

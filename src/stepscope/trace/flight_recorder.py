@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.collectives import op_name
+from stepscope.contract.operations import op_name
 from stepscope.contract.run_folder import json_object
 from stepscope.errors import InputError
 from stepscope.records import dataclass
@@ -67,7 +67,6 @@ class FlightEntry:
     output_sizes: tuple[tuple[int, ...], ...]
     input_dtypes: tuple[str, ...]
     duration_ms: float | None
-    timeout_ms: int | None
     #: innermost first; empty where stacks were not recorded
     stack: tuple[Frame, ...]
 
@@ -96,7 +95,6 @@ class FlightDump:
     #: oldest first
     entries: tuple[FlightEntry, ...]
     #: the oldest entries were overwritten
-    overrun: bool
 
 
 def read_flight_dump(path: Path) -> FlightDump:
@@ -116,7 +114,6 @@ def read_flight_dump(path: Path) -> FlightDump:
         library=text_of(found.get("comm_lib_version") or found.get("nccl_version")) or None,
         groups=groups,
         entries=tuple(entries),
-        overrun=bool(entries) and entries[0].record_id > 0,
     )
 
 
@@ -211,7 +208,6 @@ def _entry(raw: Any, groups: dict[str, FlightGroup]) -> FlightEntry | None:
         output_sizes=_sizes(raw.get("output_sizes")),
         input_dtypes=tuple(map(text_of, dtypes[:_MAX_TENSORS])) if isinstance(dtypes, list | tuple) else (),
         duration_ms=float(duration or 0) if is_number(duration, low=-1e15, high=1e15) else None,
-        timeout_ms=int64_or_none(raw.get("timeout_ms")),
         stack=tuple(
             Frame(text_of(f.get("filename")), int64_or_none(f.get("line")) or 0, text_of(f.get("name")))
             for f in (frames[:_MAX_FRAMES] if isinstance(frames, list) else [])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.trace.flight_recorder import Frame, int64_or_none, text_of
 from stepscope.trace.pickles import read_pickled
 
@@ -63,21 +63,6 @@ class Annotation:
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
-    """The last request that the allocator could not satisfy; None is unknown."""
-
-    #: number of events before it
-    event: int
-    requested_bytes: int
-    #: of the device
-    free_bytes: int | None
-    #: of the device, or what the process may have of it
-    limit_bytes: int | None
-    stack: int
-    module: str | None
-
-
-@dataclass(frozen=True)
 class MemorySnapshot:
     """One device of a snapshot."""
 
@@ -97,7 +82,7 @@ class MemorySnapshot:
     expandable: bool
     #: that could not be read
     lost_events: int
-    out_of_memory: OutOfMemory | None = None
+    out_of_memory: Row | None = None
     #: the job's own labels of its memory by address, and the sizes of DDP's buckets, where the recorder added them
     storages: Mapping[int, str] = field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
@@ -129,7 +114,7 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
         annotations=tuple(Annotation(*a) for a in found["annotations"]),
         expandable=found["expandable"],
         lost_events=found["lost_events"],
-        out_of_memory=OutOfMemory(*found["out_of_memory"]) if found["out_of_memory"] else None,
+        out_of_memory=found["out_of_memory"] and Row(found["out_of_memory"]),
         storages=dict(found["storages"]),
         bucket_bytes=tuple(found["bucket_bytes"]),
     )
@@ -175,7 +160,8 @@ def _snapshot_columns(found: Any) -> dict[str, Any] | None:
 
 def _out_of_memory(
     noted: dict[Any, Any], error: list[int | None] | None, num_events: int, interned: "_InternedFrames"
-) -> list[Any] | None:
+) -> dict[str, Any] | None:
+    """Return the last request that the allocator could not satisfy; None in it is unknown."""
     requested, free, limit = (int64_or_none(noted.get(f"{k}_bytes")) for k in ("requested", "free", "limit"))
     if error is not None:  # the allocator's own entry has the size before it is rounded up to a segment
         event, size, left, stack = error
@@ -186,7 +172,16 @@ def _out_of_memory(
         return None
     own = interned.stack(noted.get("frames"))
     module = noted.get("module")
-    return [event, requested, free, limit, stack if own < 0 else own, text_of(module)[:200] if module else None]
+    return {
+        # number of events before it
+        "event": event,
+        "requested_bytes": requested,
+        "free_bytes": free,
+        # of the device, or what the process may have of it
+        "limit_bytes": limit,
+        "stack": stack if own < 0 else own,
+        "module": text_of(module)[:200] if module else None,
+    }
 
 
 class _InternedFrames:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from stepscope.contract.collectives import ALL_GATHER, REDUCE_SCATTER, op_name
+from stepscope.contract.operations import ALL_GATHER, REDUCE_SCATTER, op_name
 from stepscope.contract.run_folder import json_object
 from stepscope.records import Row
 from stepscope.side_file import is_number

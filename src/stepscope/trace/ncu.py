@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.errors import InputError
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.side_file import side_file_lines
 from stepscope.units import printable
 
@@ -70,28 +70,6 @@ _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1024.0, "Mi": 
 _BYTE_UNIT = re.compile(r"^([KMGT]i?|)(?:byte|B)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class KernelMetrics:
-    """One launch as Nsight Compute measured it. None where the metric was not collected."""
-
-    name: str
-    grid: tuple[int, ...] | None
-    block: tuple[int, ...] | None
-    device: int | None
-    duration_ns: float | None
-    occupancy_pct: float | None
-    #: of the peak of the busiest unit of the multiprocessors
-    sm_pct: float | None
-    #: of the peak of the busiest part of the memory system
-    memory_pct: float | None
-    dram_pct: float | None
-    #: of the tensor pipe's peak
-    tensor_pct: float | None
-    dram_bytes: float | None
-    #: reasons why warps waited, with their share, the most frequent first
-    stalls: tuple[tuple[str, float], ...]
-
-
 _READ = frozenset((*_OCCUPANCY, *_DRAM, *_SM, *_MEMORY, *_DURATION, "dram__bytes.sum", *_BYTES_PARTS))
 
 
@@ -105,24 +83,26 @@ def _kernel_metrics(
     block: tuple[int, ...] | None,
     device: int | None,
     values: Mapping[str, tuple[float, str]],
-) -> tuple[KernelMetrics, int]:
+) -> tuple[Row, int]:
     bad: list[str] = []
     tensor = [value for metric, (value, _) in values.items() if _TENSOR.match(metric)]
     sums = [_size(values, metric, bad) for metric in _BYTES_PARTS]
     parts = sum(known) if len(known := [size for size in sums if size is not None]) == len(sums) else None
     whole = _size(values, "dram__bytes.sum", bad)
-    metrics = KernelMetrics(
+    metrics = Row(
         name=name,
         grid=grid,
         block=block,
         device=device,
         duration_ns=_duration(values, bad),
         occupancy_pct=_percent(values, _OCCUPANCY, bad),
+        # of the peak: of the busiest unit of the multiprocessors, of the busiest part of the memory system, ...
         sm_pct=_percent(values, _SM, bad),
         memory_pct=_percent(values, _MEMORY, bad),
         dram_pct=_percent(values, _DRAM, bad),
         tensor_pct=_percentage(max(tensor), "tensor", bad) if tensor else None,
         dram_bytes=whole if whole is not None else parts,
+        # reasons why warps waited, with their share, the most frequent first
         stalls=_stalls(values),
     )
     return metrics, len(bad)
@@ -253,7 +233,7 @@ class NcuFile:
     """The launches in one file, in the order they ran."""
 
     path: Path
-    launches: tuple[KernelMetrics, ...]
+    launches: tuple[Row, ...]
     #: values that are no numbers, or numbers that cannot be
     unusable: int
 

@@ -13,15 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.collectives import op_name
+from stepscope.contract.operations import op_name
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, covered_ns
-from stepscope.records import ArrayRecord, dataclass
-from stepscope.trace.nsight_tools import GRAPH_NAME, PAGE_MOVE
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.trace.read import BYTES_PER_TEXT, Budget, OverBudget, Share
 from stepscope.trace.sqlite_file import Bools, Database, integers
 from stepscope.trace.streams import Stream
-from stepscope.trace.table import ARGS, DENSE, OPERATOR, Int64s, Quality, SparseColumn, Trace, drop_implausible
+from stepscope.trace.table import (
+    ARGS,
+    DENSE,
+    GRAPH_NAME,
+    OPERATOR,
+    PAGE_MOVE,
+    Int64s,
+    Quality,
+    SparseColumn,
+    Trace,
+    drop_implausible,
+)
 from stepscope.units import NS_PER_MS, printable
 
 # The columns of the event table as chunks of rows fill them, process by process.
@@ -675,19 +685,8 @@ _DEVICE_TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Session:
-    """What holds for all processes of an export."""
-
-    #: to be added to all times
-    base_ns: int
-    notes: tuple[str, ...]
-    header: dict[str, Any]
-    #: rank and world size of the command that was recorded
-    environment_rank: tuple[int, int | None] | None
-
-
-def _session_of(db: Database) -> Session:
+def _session_of(db: Database) -> Row:
+    """Return what holds for all processes of an export."""
     base_ns, notes = _wall_clock(db)
     header: dict[str, Any] = {"nsight": _versions(db)}
     devices = _devices(db)
@@ -697,11 +696,18 @@ def _session_of(db: Database) -> Session:
     host = next(hosts, None)
     if host:
         header["host_name"] = host[:256]
-    return Session(base_ns, notes, header, _environment_rank(db))
+    return Row(
+        # to be added to all times
+        base_ns=base_ns,
+        notes=notes,
+        header=header,
+        # rank and world size of the command that was recorded
+        environment_rank=_environment_rank(db),
+    )
 
 
 def _rank_header(
-    session: Session, process: int, made: dict[int, list[NcclCall]], *, is_only: bool
+    session: Row, process: int, made: dict[int, list[NcclCall]], *, is_only: bool
 ) -> tuple[dict[str, Any], str | None]:
     by_nccl = world_of(made.get(process, ()))
     said = session.environment_rank if is_only else None
@@ -994,7 +1000,7 @@ def _all_rows(db: Database, texts: Texts, events: Events, communicators: Communi
 
 
 def _traces(
-    db: Database, named: str, size: int, texts: Texts, events: Events, communicators: Communicators, session: Session
+    db: Database, named: str, size: int, texts: Texts, events: Events, communicators: Communicators, session: Row
 ) -> tuple[Trace, ...]:
     on_device = np.array([texts.id(category) for category in ("kernel", "gpu_memcpy", "gpu_memset")])
     found = []

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from stepscope.errors import InputError, TraceError
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.side_file import ParsedJson, unusable_fields, usable
-from stepscope.trace.scanner.scanner import (
+from stepscope.trace.scanner import (
     Buffer,
     Counts,
     Flags,

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from stepscope.errors import TraceError
 from stepscope.side_file import open_side_file
-from stepscope.trace.nsight_tools import MAX_FILE_BYTES
 from stepscope.trace.table import Int64s
 from stepscope.units import printable
 
@@ -50,7 +49,7 @@ class TablePages:
 
     def claim(self, root: int) -> None:
         """Claim what a table takes, by its root page; an `sqlite3.DatabaseError` if the file cannot hold that much."""
-        with open_side_file(self._path, max_bytes=MAX_FILE_BYTES) as f:
+        with open_side_file(self._path, max_bytes=1 << 42) as f:
             fd, size_bytes = f.fileno(), os.fstat(f.fileno()).st_size
             page_bytes = int.from_bytes(os.pread(fd, 2, 16), "big")
             page_bytes = 1 << 16 if page_bytes == 1 else max(page_bytes, 512)

@@ -422,6 +422,12 @@ def labels(trace: Trace, name: str) -> dict[tuple[int, int], str]:
     return {(pid, tid): trace.strings[i] for pid, tid, i in keys if i != NO_STRING}
 
 
+# names of readers: of a graph recorded as a whole, before its number; of a move of unified memory's pages, before
+# `HtoD`, `DtoH` or `DtoD`
+GRAPH_NAME = "CUDA graph "
+PAGE_MOVE = "Memcpy Unified "
+
+
 class EventKind(IntEnum):
     """What an event is."""
 

@@ -40,7 +40,6 @@ from stepscope.analyze.replay.removal import (
     NO_PART,
     Fix,
     Part,
-    Prediction,
     claimed_ns,
     part_of,
     predict,
@@ -53,7 +52,7 @@ from stepscope.cost.operators import Family
 from stepscope.diagnose.finding import FINDING_OF_SETTING
 from stepscope.diagnose.findings import KINDS
 from stepscope.errors import InputError, InvalidValueError, UnknownNameError, UsageError, did_you_mean
-from stepscope.records import ArrayRecord, dataclass
+from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.trace.table import EventKind
 from stepscope.units import NS_PER_MS, rank_ranges
 from stepscope.whatif.keys import FAMILY, SETTINGS
@@ -388,7 +387,8 @@ MAKERS: dict[str, Maker] = {
 class Answer:
     """What the step would take with some settings."""
 
-    prediction: Prediction
+    #: as `predict` returns it
+    prediction: Row
     #: the step as it was measured: unprofiled where known
     measured_ns: float | None
     notes: tuple[str, ...]
@@ -470,7 +470,7 @@ def _setting_of(account: Account, text: str) -> SettingChange:
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else _made_of(found)
 
 
-def _not_replayed(account: Account, found: Prediction) -> list[str]:
+def _not_replayed(account: Account, found: Row) -> list[str]:
     missing = [r.rank for r in account.run.ranks if r.rank not in found.rank_step_ns]
     return [f"no prediction for rank {rank_ranges(missing)}: none of these steps was recorded there"] if missing else []
 

@@ -13,9 +13,8 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
 
 from stepscope.analyze.budget import budgets, step_budget
-from stepscope.analyze.chip import run_chip
 from stepscope.analyze.efficiency import ACHIEVED, LOSSES, GivenValues, efficiency, waterfall
-from stepscope.analyze.kernels import kernel_costs
+from stepscope.analyze.kernels import kernel_costs, run_chip
 from stepscope.analyze.operators import call_costs
 from stepscope.cost.chips import Chip, Lookup
 from stepscope.records import Row

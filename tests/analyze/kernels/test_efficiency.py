@@ -7,9 +7,8 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.analyze.products import BF16_KERNEL, FORWARD, FP8_KERNEL, matmul, node, shapes
 
-from stepscope.analyze.chip import run_chip
-from stepscope.analyze.efficiency import GivenValues, RecordedFlops, efficiency, recorded_flops
-from stepscope.analyze.kernels import KernelCosts, kernel_costs
+from stepscope.analyze.efficiency import GivenValues, efficiency, recorded_flops
+from stepscope.analyze.kernels import KernelCosts, kernel_costs, run_chip
 from stepscope.analyze.operators import CallCosts, call_costs
 from stepscope.cost.chips import Chip, look_up
 from stepscope.records import Row
@@ -117,7 +116,7 @@ def kernel_costs_of(run: Run) -> list[KernelCosts]:
     return [kernel_costs(call_costs(rank)) for rank in run.ranks]
 
 
-def flops_of(run: Run) -> RecordedFlops:
+def flops_of(run: Run) -> Row:
     return recorded_flops(kernel_costs_of(run), world_size=run.world_size)
 
 

@@ -8,7 +8,7 @@ from tests.analyze.live.runs import line, write_facts, write_log
 
 from stepscope.analyze.live import explained, picture_of, states_of
 from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Frame, Stall
-from stepscope.run.running import RunningJob
+from stepscope.run.light import RunningJob
 
 
 def noise(step: int, rank: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.contract.flops import PEAK_PRECISIONS
+from stepscope.contract.operations import PEAK_PRECISIONS
 from stepscope.cost.chips import (
     Chip,
     Peak,

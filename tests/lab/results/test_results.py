@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.cli.run import opener_of
+from stepscope.cli.arguments import opener_of
 from stepscope.errors import InputError
 from stepscope.lab.cli import results as bench
-from stepscope.lab.results.compare import compare_bench_json
-from stepscope.lab.results.folder import read_bench_results
+from stepscope.lab.results.folder import compare_bench_json, read_bench_results
 from stepscope.lab.results.times import bench_times, over, scaling
 from stepscope.run.sources import runs_in
 from stepscope.units import ms

@@ -11,12 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.contract.live import TRIAL
 from stepscope.contract.run_folder import rank_file
-from stepscope.lab.cli.tune import FirstRun, Trials, first_run
+from stepscope.lab.cli.tune import Trials, first_run
 from stepscope.lab.experiment import Trial
 from stepscope.lab.tune import ROUNDING, Candidate, candidates
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.launch.launch import BoundedRun, processes_of
 from stepscope.record.trial import Settings, TrialResults
+from stepscope.records import Row
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ WARMUP, STEPS = 2, 8
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstRun, Trials, list[Trial]]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Row, Trials, list[Trial]]:
     folder = tmp_path_factory.mktemp("tune")
     script = folder / "train.py"
     script.write_text(SLOW_LOADER)
@@ -122,7 +123,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstRun, Trials, l
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_the_first_run_names_the_loader(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_the_first_run_names_the_loader(tuned: tuple[Row, Trials, list[Trial]]) -> None:
     first = tuned[0]
     assert first.findings[0]["id"] == "data-loading" and first.job.loaders[0].num_workers == 0
     assert first.job.optimizer == "SGD" and first.job.device == "cpu"
@@ -130,7 +131,7 @@ def test_the_first_run_names_the_loader(tuned: tuple[FirstRun, Trials, list[Tria
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_workers_help_with_equal_losses(tuned: tuple[Row, Trials, list[Trial]]) -> None:
     unchanged, helped = tuned[2]
     assert unchanged.failed is None and helped.failed is None
     assert helped.took == ("loader.num_workers",)
@@ -142,7 +143,7 @@ def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Tria
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[Row, Trials, list[Trial]]) -> None:
     _, trials, found = tuned
     assert [trial.steps.shape[1] for trial in found] == [STEPS, STEPS]
     assert [one["step_ms"] for one in trials.records] == [

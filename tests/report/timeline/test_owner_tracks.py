@@ -6,8 +6,7 @@ import pytest
 from tests.analyze.owners.owned_folder import STEPS, owned_folder
 from tests.report.timeline.test_slices import decoded, from_json, source
 
-from stepscope.report.chrome import chrome_trace
-from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.perfetto import chrome_trace, perfetto_trace
 from stepscope.report.timeline import LINES, MODULES, Filter, timeline_of
 from stepscope.run.aligned import AlignedRun, aligned
 

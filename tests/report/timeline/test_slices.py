@@ -11,8 +11,7 @@ from tests.analyze.build import RankTrace, built_run, true_ns
 from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields, queried, why_not
 
-from stepscope.report.chrome import chrome_trace
-from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.perfetto import chrome_trace, perfetto_trace
 from stepscope.report.timeline import FIRST_PID, Filter, Timeline, lanes, timeline_of
 from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load

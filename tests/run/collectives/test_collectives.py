@@ -12,7 +12,7 @@ from tests.analyze.build import MAIN, RankTrace, built_run
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.analyze.collective_costs import collective_rows, rank_account
-from stepscope.contract.collectives import OPS
+from stepscope.contract.operations import OPS
 from stepscope.contract.run_folder import rank_file
 from stepscope.run.aligned import aligned
 from stepscope.run.collectives import Collectives, calls_of_operators, flight_calls

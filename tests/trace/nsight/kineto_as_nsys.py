@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.collectives import element_bytes, op_name
+from stepscope.contract.operations import element_bytes, op_name
 
 MACHINE = 1 << 48
 DOMAIN = 1

@@ -12,9 +12,8 @@ from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
 from stepscope.errors import TraceError
 from stepscope.run.load import load
 from stepscope.trace.nsight import read_nsys
-from stepscope.trace.nsight_tools import PAGE_MOVE
 from stepscope.trace.sqlite_file import Database, TablePages
-from stepscope.trace.table import EventKind, Trace, event_kinds
+from stepscope.trace.table import PAGE_MOVE, EventKind, Trace, event_kinds
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
 

@@ -6,6 +6,7 @@ Selections of work (`chosen`) are one boolean array per rank over the rows of it
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,8 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
 from stepscope.analyze.training_step import COMMUNICATION, DATA_CAUSES, NO_CORE
-from stepscope.contract.collectives import OP_CODE
+from stepscope.contract.operations import OP_CODE
 from stepscope.contract.step_line import Region
-from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.intervals import covered_ns, union
 from stepscope.records import once_per_record
 from stepscope.run.aligned import AlignedRun
@@ -33,6 +33,9 @@ from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, median, quantiles
 from stepscope.trace.table import EventKind, Int64s, by_string
+
+if TYPE_CHECKING:
+    from stepscope.cost.alpha_beta import Fit
 
 # The run in which a late rank is as fast as its peers.
 #
@@ -547,7 +550,7 @@ GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 Transfers = Callable[[Program, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
 
 
-def _transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]:
+def _transfer_lines(replay: Replay, *, bulk_only: bool = False) -> "dict[int, Fit]":
     """Return the fitted line of each operation the run used, by operation code.
 
     `bulk_only` leaves out the small messages that together carry 5 % of the bytes: they travel by another protocol
@@ -563,6 +566,8 @@ def _transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit
             mine = (rank.collectives.op[rows] == op) & (size > 0) & (program.duration_ns[items] > 0)
             sizes.setdefault(int(op), []).append(size[mine])
             times.setdefault(int(op), []).append(program.duration_ns[items][mine])
+    from stepscope.cost.alpha_beta import fit
+
     lines = {}
     for op in sizes:
         x, y = np.concatenate(sizes[op]), np.concatenate(times[op])
@@ -614,7 +619,7 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
 
 
 def _merged(
-    lines: dict[int, Fit],
+    lines: "dict[int, Fit]",
     op: npt.NDArray[np.uint8],
     size: Int64s,
     now: Int64s,
@@ -708,7 +713,7 @@ def _with_transfers(replay: Replay, changed: Transfers, kept: Sequence[Mask] | N
     return rebuilt(replay, programs)
 
 
-def _modelled(lines: dict[int, Fit], op: npt.NDArray[np.integer], size: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _modelled(lines: "dict[int, Fit]", op: npt.NDArray[np.integer], size: npt.ArrayLike) -> npt.NDArray[np.float64]:
     sizes = np.asarray(size, float)
     out = np.zeros(len(sizes))
     for one, line in lines.items():

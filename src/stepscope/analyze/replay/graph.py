@@ -24,7 +24,7 @@ from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import among, distinct, numbered, quantiles
-from stepscope.trace.scanner.scanner import WaitGraph
+from stepscope.trace.scanner import WaitGraph
 from stepscope.trace.table import EventKind, Int64s
 from stepscope.units import NS_PER_US
 

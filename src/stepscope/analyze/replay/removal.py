@@ -174,23 +174,9 @@ def _saved(replay: Replay, change: Change) -> float | None:
 # Predicted step time with several changes.
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The step with some changes made."""
-
-    step_ns: float
-    low_ns: float
-    high_ns: float
-    #: without the changes: the measured step, the replay's where none was measured
-    baseline_ns: float
-    #: of the ranks that recorded the replayed steps
-    rank_step_ns: dict[int, float]
-    changes: tuple[str, ...]
-
-
 def predict(
     replay: Replay, changes: Sequence[tuple[str, Fix]], *, doubt: float | None = None, step_ns: float | None = None
-) -> Prediction:
+) -> Row:
     """Return the step of a run with all these changes, applied in order.
 
     Predictions are the measured step (`step_ns`) less the saving; savings of a longer replay are scaled down to it.
@@ -203,10 +189,11 @@ def predict(
     scale = to_step(replay, whole_ns)
     apart_ns = whole_ns - replay.period_ns * scale - all_of_them.formula_ns
     by_rank = _by_rank(replay if all_of_them.change is None else all_of_them.change(replay))
-    return Prediction(
+    return Row(
         step_ns=max(0.0, whole_ns - saving.ns),
         low_ns=max(0.0, whole_ns - saving.high_ns),
         high_ns=max(0.0, whole_ns - saving.low_ns),
+        # without the changes: the measured step, the replay's where none was measured
         baseline_ns=whole_ns,
         rank_step_ns={rank: max(0.0, ns * scale + apart_ns) for rank, ns in by_rank.items()},
         changes=tuple(name for name, _ in changes),

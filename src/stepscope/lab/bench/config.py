@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
+from stepscope.contract.operations import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.bench.strategies import DDP_OPTIONS, NAMES, SHARDED
 from stepscope.side_file import read_side_text

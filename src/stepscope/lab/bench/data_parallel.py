@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function, schedule
 
-from stepscope.contract.flops import WORKLOAD_DEFAULTS
+from stepscope.contract.operations import WORKLOAD_DEFAULTS
 from stepscope.contract.run_folder import atomic_write
 from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.lab.bench.config import WorkloadSpec

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from stepscope.lab.bench.measure import elapsed_ms as elapsed_ms, mark, measure, record_steps
 from stepscope.lab.bench.rank import from_first as from_first, gathered as gathered
+from stepscope.record.config import initialized_distributed
 from stepscope.record.memory import NO_DEVICE, bucket_sizes, live_objects, memory_snapshot, storages_of, totals
 from stepscope.record.quick_check import now_ns
-from stepscope.record.rank import initialized_distributed
 
 
 def output_of(model: Any, batch: Any) -> Any:

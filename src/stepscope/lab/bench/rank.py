@@ -35,7 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError, UsageError, debugging
 from stepscope.lab.bench.results import LAUNCHER_VARIABLE, REFUSED, SAMPLES, SESSION_VARIABLE, STORE_VARIABLE
-from stepscope.record.rank import has_other_ranks
+from stepscope.record.config import has_other_ranks
 from stepscope.units import printable
 
 # exit code of a rank whose last record reports why it could not continue

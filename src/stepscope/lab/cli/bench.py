@@ -30,8 +30,7 @@ from stepscope.cli.outputs import (
     write_json,
     write_output,
 )
-from stepscope.contract.collectives import bus_factor
-from stepscope.contract.flops import WORKLOAD_DEFAULTS
+from stepscope.contract.operations import WORKLOAD_DEFAULTS, bus_factor
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import in_ms

@@ -25,7 +25,7 @@ from stepscope.cli.arguments import (
     size_bytes,
     world_sizes,
 )
-from stepscope.contract.flops import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
+from stepscope.contract.operations import DEFAULT_WORKLOAD, TRAINING_PRECISIONS, WORKLOAD_DEFAULTS
 from stepscope.lab.bench.config import ConfiguredParser
 from stepscope.lab.bench.sessions import COLLECTIVES
 from stepscope.lab.bench.strategies import NAMES

@@ -32,7 +32,7 @@ from stepscope.errors import UsageError
 from stepscope.units import NS_PER_US
 
 if TYPE_CHECKING:
-    from stepscope.lab.predict.measured_collectives import Point
+    from stepscope.lab.predict.calibrate import Point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def _needs_torch(instead: str) -> None:
 
 
 def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
-    from stepscope.lab.predict.measured_collectives import points_from_bench, points_from_csv, points_from_nccl_tests
+    from stepscope.lab.predict.calibrate import points_from_bench, points_from_csv, points_from_nccl_tests
 
     given = _given(args)
     if args.backend:
@@ -125,7 +125,7 @@ def _points(args: argparse.Namespace) -> "tuple[list[Point], dict[str, Any]]":
 def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> "tuple[list[Point], dict[str, Any]]":
     """Return what ranks started for the purpose measured, of every operation or of `ops`."""
     from stepscope.lab.bench.sessions import collective_times
-    from stepscope.lab.predict.measured_collectives import Point
+    from stepscope.lab.predict.calibrate import Point
 
     given = args.world_size or [2]
     _needs_torch("install it or use --from-csv")

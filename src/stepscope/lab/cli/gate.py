@@ -38,7 +38,7 @@ from stepscope.lab.regression import (
     judge,
     looks_of,
 )
-from stepscope.lab.report.gate import gate_sheet
+from stepscope.lab.report.trials import gate_sheet
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS
 from stepscope.record.window.schedule import NEVER
 from stepscope.records import dataclass

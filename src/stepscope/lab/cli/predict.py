@@ -23,6 +23,7 @@ from stepscope.cli.arguments import (
     ExtendWorldSizes,
     HelpFormatter,
     above_zero,
+    account_from,
     add_flags,
     add_force,
     add_options,
@@ -30,11 +31,11 @@ from stepscope.cli.arguments import (
     at_least_one,
     at_least_zero,
     size_bytes,
+    warn_incomplete,
     world_sizes,
 )
-from stepscope.cli.outputs import check_outputs, say_with_answer, show
-from stepscope.cli.run import account_from, warn_incomplete
-from stepscope.contract.collectives import OPERATIONS
+from stepscope.cli.outputs import say_with_answer, show
+from stepscope.contract.operations import OPERATIONS
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link
 from stepscope.lab.predict.model_shape import (
@@ -92,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 if a rank of the run could not be read."""
-    check_outputs(args.json, args.html, force=args.force)
     kinds = {"collective": _collective, "flops": _flops, "mfu": _mfu_of_step, "memory": _memory}
     kinds |= {"scale": _scale, "strategy": _strategy}
     return kinds[args.what](args)

@@ -40,7 +40,7 @@ def view(folder: str) -> "tuple[str, Site, bool]":
 
 def compare(a: Sequence[str], b: Sequence[str], *, judge: Judge) -> dict[str, Any]:
     """Return the comparison of the results in two sides of folders."""
-    from stepscope.lab.results.compare import compare_bench_json
+    from stepscope.lab.results.folder import compare_bench_json
 
     sides = ([read_bench_results(folder) for folder in side] for side in (a, b))
     return compare_bench_json(*sides, judge=judge)

@@ -42,7 +42,7 @@ from stepscope.lab.tune import (
     tune,
 )
 from stepscope.record.config import RecordConfig
-from stepscope.records import dataclass
+from stepscope.records import Row
 from stepscope.side_file import read_side_json
 
 TEXT = "tune.txt"
@@ -50,7 +50,7 @@ TEXT = "tune.txt"
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, also if no setting helps, 3 if it was stopped; with --apply the job's own exit code."""
-    from stepscope.lab.report.tune import commands_of, tune_sheet
+    from stepscope.lab.report.trials import commands_of, tune_sheet
     from stepscope.report.sheet_text import sheet_text
 
     if not args.command:
@@ -90,19 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return 3 if found["stopped"] else 0
 
 
-@dataclass(frozen=True)
-class FirstRun:
-    """Findings and facts of the job, recorded once."""
-
-    folder: Path
-    job: Job
-    findings: list[dict[str, Any]]
-    verdict: str | None
-    step_ms: float
-    wall_s: float
-
-
-def first_run(command: Sequence[str], folder: Path) -> FirstRun:
+def first_run(command: Sequence[str], folder: Path) -> Row:
     """Return the first run of a job, ended after its profiled steps; an `InputError` if it fails or takes no steps."""
     from stepscope.record.launch.launch import BoundedRun, launch
 
@@ -136,7 +124,8 @@ def first_run(command: Sequence[str], folder: Path) -> FirstRun:
         verdict = conclude(account, diagnosis).verdict
     except (StepscopeError, ImportError) as error:  # a training image may lack what the analysis needs
         warn(f"no findings to go by: {error}")
-    return FirstRun(where, _job(where), findings, verdict, measured.step_ms, wall_s)
+    said = Row(findings=findings, verdict=verdict, step_ms=measured.step_ms, wall_s=wall_s)
+    return Row(said, folder=where, job=_job(where))
 
 
 def _job(folder: Path) -> Job:
@@ -172,7 +161,7 @@ class Trials(JobTrials):
 
 
 def _document(
-    found: Mapping[str, Any], choice: Choice, first: FirstRun, trials: Trials, *, rounds: int, result: str
+    found: Mapping[str, Any], choice: Choice, first: Row, trials: Trials, *, rounds: int, result: str
 ) -> dict[str, Any]:
     keep = found["keep"]
     command = redacted(trials.command)

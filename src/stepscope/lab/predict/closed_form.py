@@ -12,7 +12,7 @@
 from collections.abc import Callable
 from math import ceil, log2, sqrt
 
-from stepscope.contract.collectives import bus_factor, ring_steps
+from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.errors import UsageError
 from stepscope.records import dataclass
 

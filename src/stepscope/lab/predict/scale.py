@@ -18,7 +18,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.stragglers import own_times
-from stepscope.contract.collectives import OPERATIONS, OPS
+from stepscope.contract.operations import OPERATIONS, OPS
 from stepscope.cost.calibration import Calibration, Estimate
 from stepscope.errors import InputError, UsageError
 from stepscope.lab.predict.calibrate import calibrate, points_from_run

@@ -24,7 +24,7 @@ from stepscope.lab.predict.model_shape import (
     weights,
 )
 from stepscope.lab.predict.strategy_cost import Source, Traffic, strategy_traffic
-from stepscope.records import dataclass
+from stepscope.records import Row, dataclass
 from stepscope.units import NS_PER_S, readable_bytes
 
 # How long would a step take under a strategy: compute at a share of the peak, communication as far as it shows.
@@ -165,24 +165,7 @@ class Candidate:
         return f"{self.layout}, micro-batch {self.batch.micro_batch}{accumulated}{again}"
 
 
-@dataclass(frozen=True)
-class Advice:
-    """Candidates that fit, the fastest first, and what to do."""
-
-    fastest: Candidate
-    #: others within a tenth of it: measure both
-    close: tuple[Candidate, ...]
-    #: the simplest of those that do not differ significantly from the fastest
-    recommended: Candidate
-    #: DDP if it fits, else ZeRO-3
-    by_rule: Candidate
-    candidates: tuple[Candidate, ...]
-    #: DDP and the others that do not, with the least that they would need
-    not_fitting: tuple[Candidate, ...]
-    reason: str
-
-
-def advise(question: Question, *, source: Source, shares: tuple[float, float] = TYPICAL_RANGE) -> Advice:
+def advise(question: Question, *, source: Source, shares: tuple[float, float] = TYPICAL_RANGE) -> Row:
     """Return what fits, what is fastest and what to take; an error where nothing fits.
 
     Steps whose times overlap, if compute reaches between these shares of the peak, and that are within a tenth of each
@@ -203,7 +186,19 @@ def advise(question: Question, *, source: Source, shares: tuple[float, float] = 
     reason = _reason(best, rule, fitting, failing, chosen=chosen)
     if chosen is not best:
         reason = f"as fast as {best.layout} within the error, and simpler; {reason}"
-    return Advice(best, close, chosen, rule, tuple(fitting), tuple(failing), reason)
+    return Row(
+        fastest=best,
+        # others within a tenth of it: measure both
+        close=close,
+        # the simplest of those that do not differ significantly from the fastest
+        recommended=chosen,
+        # DDP if it fits, else ZeRO-3
+        by_rule=rule,
+        candidates=fitting,
+        # DDP and the others that do not, with the least that they would need
+        not_fitting=failing,
+        reason=reason,
+    )
 
 
 def time_band(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.collectives import bus_factor
+from stepscope.contract.operations import bus_factor
 from stepscope.cost.calibration import Calibration, load_calibration
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric

@@ -21,12 +21,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.contract.run_folder import SCHEMA, of_window, rank_file, trace_file
-from stepscope.record.config import RecordConfig
+from stepscope.record.config import Place, RecordConfig, initialized_distributed
 from stepscope.record.groups import FLIGHT_RECORDER, backend, flight_dump, process_groups
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.helper.side_channel import boot_id
 from stepscope.record.lifetime import LIFETIME
-from stepscope.record.rank import Place, initialized_distributed
 from stepscope.side_file import read_side_text
 from stepscope.version import __version__
 

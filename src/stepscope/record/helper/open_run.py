@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.live import WindowPlan, plan_of
-from stepscope.record.config import RecordConfig
+from stepscope.record.config import Place, RecordConfig
 from stepscope.record.failsafe import CLOSED, FOLDERS, HELPER, HELPER_VARIABLE, SEEN_VARIABLE, explain, leave_word, say
 from stepscope.record.helper import side_channel as clock_probe
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, boot_id, open_side_channel
-from stepscope.record.rank import Place
 from stepscope.record.window.schedule import free_step
 
 

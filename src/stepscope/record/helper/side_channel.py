@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepscope.record.rank import initialized_distributed
+from stepscope.record.config import initialized_distributed
 
 
 class Store(Protocol):

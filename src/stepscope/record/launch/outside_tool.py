@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stepscope.contract.run_folder import rank_file
-from stepscope.record.config import RecordConfig
-from stepscope.record.rank import place_by_variables
+from stepscope.record.config import RecordConfig, place_by_variables
 from stepscope.side_file import PRIVATE, open_private
 
 UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"

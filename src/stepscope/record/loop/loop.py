@@ -52,9 +52,11 @@ from stepscope.record.loop.routine import (
     Pattern,
     Repeats,
     Routine,
+    is_of_autograd,
+    is_over,
+    is_waiting,
 )
 from stepscope.record.loop.steps import StepFinder, StepUnit
-from stepscope.record.loop.threads import is_of_autograd, is_over, is_waiting
 from stepscope.record.loop.updates import Optimizers, ParameterWatch
 from stepscope.record.window.guards import Interruptions
 

@@ -14,17 +14,19 @@ unexpected event (evaluation, the end of a loader, a region of the script) ends 
 step are then followed with the times they had.
 """
 
+import sys
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 from stepscope.contract import step_line as regions
 from stepscope.contract.step_line import RegionTimes
-from stepscope.record.loop.threads import is_of_autograd
 from stepscope.record.window.guards import Interruption
 
 # Tokens identify events by whole numbers, compared once per event. Optimizers have larger ones: their addresses.
@@ -300,3 +302,32 @@ class Repeats:
             return True
         self.pattern = Pattern(events)
         return False
+
+
+# Which thread is which: one of autograd's, which works for the training thread, or one that waits for others.
+
+_OURS = str(Path(__file__).parents[1])
+_WAITS = frozenset(("join", "_wait_for_tstate_lock", "wait", "wait_for"))
+
+
+def is_of_autograd(thread: int) -> bool:
+    """Return whether Python did not start this thread: autograd's device threads run a backward's hooks."""
+    known = threading._active.get(thread)  # type: ignore[attr-defined]
+    return known is None or isinstance(known, threading._DummyThread)
+
+
+def is_over(thread: int | None) -> bool:
+    """Return whether a thread has ended."""
+    return thread not in threading._active  # type: ignore[attr-defined]
+
+
+def is_waiting(thread: int | None) -> bool:
+    """Return whether a thread waits for others: its innermost call is one of Python's own waits, and not for us."""
+    frame = sys._current_frames().get(thread or 0)
+    if frame is None or frame.f_code.co_name not in _WAITS or frame.f_code.co_filename != threading.__file__:
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return False
+        frame = frame.f_back
+    return True

@@ -13,7 +13,7 @@ import torch
 import torch.autograd.profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
-from stepscope.contract.flops import (
+from stepscope.contract.operations import (
     ATTENTION,
     BACKWARD_TRANSPOSED,
     BACKWARD_WANTED,

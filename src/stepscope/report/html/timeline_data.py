@@ -15,8 +15,8 @@ from stepscope.analyze.budget import CAUSE_NAMES, Cause, Timeline as Labelled
 from stepscope.analyze.host_time import call_stacks, host_calls
 from stepscope.analyze.ownership import NOBODY
 from stepscope.analyze.phases import NO_STEP, Phase, marks_of
-from stepscope.contract.collectives import OPS
 from stepscope.contract.names import CAUSES
+from stepscope.contract.operations import OPS
 from stepscope.contract.step_line import Region
 from stepscope.intervals import complement, union
 from stepscope.report.html.page_data import (

@@ -17,9 +17,9 @@ from stepscope.document.sentence import (
     time_text,
     together_text,
 )
+from stepscope.report.pages.code import MOST, operators_section
 from stepscope.report.pages.health import ranks_section
 from stepscope.report.pages.light import measured_kernels, nccl_calls_section, regions_section
-from stepscope.report.pages.ops import MOST, operators_section
 from stepscope.report.sheet import Document, Section, Sheet, section_of
 from stepscope.units import printable, rank_ranges, readable_bytes
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from tests.lab.predict import collective_simulator as sim
 
-from stepscope.contract.collectives import bus_factor, ring_steps
+from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.cost.alpha_beta import fit, fit_pieces
 from stepscope.errors import UsageError
-from stepscope.lab.predict.calibrate import calibrate
+from stepscope.lab.predict.calibrate import Point, calibrate, points_from_csv, points_from_nccl_tests
 from stepscope.lab.predict.closed_form import Fabric, Link, fastest, hierarchical_ns, ring_ns, tree_ns
-from stepscope.lab.predict.measured_collectives import Point, points_from_csv, points_from_nccl_tests
 from stepscope.lab.report.sheets import calibration_sheet
 from stepscope.report.sheet_text import sheet_text
 

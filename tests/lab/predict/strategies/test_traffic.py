@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.contract.collectives import op_name
+from stepscope.contract.operations import op_name
 from stepscope.lab.predict.closed_form import Fabric, Link, ring_ns
 from stepscope.lab.predict.model_memory import Batch
 from stepscope.lab.predict.model_shape import Experts, Layout, Precision, Sharding, Transformer, parameters
