@@ -140,9 +140,7 @@ class TestTables:
             expected = 0 if cells.missing is None else int(cells.missing.sum())
             assert int(frame[name].isna().sum()) == expected
 
-    def test_missing_library_is_one_sentence_with_the_remedy(
-        self, run: Analysis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_missing_library_is_one_sentence_with_the_remedy(self, run, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "pandas", None)
         with pytest.raises(UsageError, match="pandas is not installed: pip install pandas"):
             run.table("steps").to_pandas()

@@ -140,9 +140,7 @@ def cached(folder: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("permissive")
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o666), give_away])
-def test_every_cache_is_private_and_written_anew_where_it_is_not(
-    commands: Callable[[], None], tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_every_cache_is_private_and_written_anew_where_it_is_not(commands, tmp_path, change):
     commands()
     files = cached(tmp_path)
     endings = {path.suffix for path in files}

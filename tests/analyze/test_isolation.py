@@ -66,13 +66,7 @@ def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("failing", FUNCTIONS, ids=["where asked for", "of every account"])
-def test_failed_analysis_is_one_warning(
-    failing: dict[str, str],
-    folder: Path,
-    whole: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_failed_analysis_is_one_warning(failing, folder, whole, monkeypatch, capsys):
     for function in failing.values():
         monkeypatch.setattr(function, fail)
     found = report(folder, capsys)
@@ -81,9 +75,7 @@ def test_failed_analysis_is_one_warning(
     assert found.keys() == whole.keys() and found["step"]["profiled_ms"] == whole["step"]["profiled_ms"]
 
 
-def test_failed_kind_leaves_the_other_findings(
-    folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_kind_leaves_the_other_findings(folder, whole, monkeypatch, capsys):
     assert whole["findings"]
     broken = next(kind for kind in KINDS if kind.id != whole["findings"][0]["id"])
     original = Kind.candidates
@@ -97,9 +89,7 @@ def test_failed_kind_leaves_the_other_findings(
     assert whole["findings"][0]["id"] in [one["id"] for one in found["findings"]]
 
 
-def test_input_errors_and_memory_are_no_failed_analysis(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_errors_and_memory_are_no_failed_analysis(folder, monkeypatch, capsys):
     def out_of_memory(*_: Any, **__: Any) -> None:
         raise MemoryError
 
@@ -108,9 +98,7 @@ def test_input_errors_and_memory_are_no_failed_analysis(
     assert "out of memory" in capsys.readouterr().err
 
 
-def test_failure_shows_in_commands_that_show_no_warnings(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_shows_in_commands_that_show_no_warnings(folder, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(FUNCTIONS[0]["memory"], fail)
     assert main(["memory", str(folder), "--no-cache"]) == 2
     assert "memory could not be analysed" in capsys.readouterr().err

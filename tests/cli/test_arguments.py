@@ -67,9 +67,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("words", ODD, ids=lambda words: " ".join(words)[:60])
-def test_odd_arguments_are_one_line(
-    words: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_odd_arguments_are_one_line(words, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"RUN": str(folder), "OUT": str(tmp_path / "out")}
     given = [word.replace("RUN", names["RUN"]) if word.startswith("RUN") else names.get(word, word) for word in words]

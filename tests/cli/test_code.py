@@ -66,9 +66,7 @@ def test_json_holds_step_interval_and_ranks(simulated: Path, tmp_path: Path) -> 
         ([], "give at least one --set KEY=VALUE"),
     ],
 )
-def test_what_cannot_be_set_is_one_line_and_exit_2(
-    simulated: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+def test_what_cannot_be_set_is_one_line_and_exit_2(simulated, capsys, words, said):
     assert main(["whatif", str(simulated), *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

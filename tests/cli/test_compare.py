@@ -58,9 +58,7 @@ def test_json_holds_the_step_with_its_interval(folders: dict[str, str], capsys: 
         ("fast", "slow", "findings.straggler.saving_pct>5", 1),
     ],
 )
-def test_gates_decide_the_exit_code(
-    folders: dict[str, str], a: str, b: str, gate: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gates_decide_the_exit_code(folders, a, b, gate, code, capsys):
     exit_code, found = compared(capsys, folders[a], folders[b], "--fail-on", gate)
     assert exit_code == code and [(one["fail_on"], one["holds"]) for one in found["gates"]] == [(gate, not code)]
 
@@ -96,17 +94,13 @@ def test_benchmarks_are_compared_by_series(tmp_path: Path, capsys: pytest.Captur
         (["fast", "slow", "--b", "again"], "two sides"),
     ],
 )
-def test_wrong_words_are_one_line_and_exit_2(
-    folders: dict[str, str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_words_are_one_line_and_exit_2(folders, words, said, capsys):
     assert main(["compare", *(folders.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 
 
-def test_traces_without_steps_are_compared_as_far_as_they_go(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_without_steps_are_compared_as_far_as_they_go(tmp_path, capsys):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         bare = RankTrace(0)
@@ -120,9 +114,7 @@ def test_traces_without_steps_are_compared_as_far_as_they_go(
     assert found["gates"][0]["said"] == "step_ms is unknown in A and B, so the gate fails"
 
 
-def test_a_rank_that_cannot_be_read_is_told_by_the_exit_code(
-    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_cannot_be_read_is_told_by_the_exit_code(folders, tmp_path, capsys):
     shutil.copytree(folders["fast"], tmp_path / "broken")
     next((tmp_path / "broken").glob("rank00001*trace*")).write_bytes(b"no trace")
     assert main(["compare", folders["fast"], str(tmp_path / "broken")]) == 3

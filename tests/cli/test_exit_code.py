@@ -48,9 +48,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_any_exception_is_one_sentence_and_2(
-    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_exception_is_one_sentence_and_2(fault, monkeypatch, capsys):
     monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
     fail, part = FAULTS[fault]
     monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: fail())
@@ -63,9 +61,7 @@ def test_any_exception_is_one_sentence_and_2(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("here"), InputError("here")])
-def test_traceback_is_shown_where_it_is_asked_for(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traceback_is_shown_where_it_is_asked_for(error, monkeypatch, capsys):
     monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
     monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: raising(error)())
     assert main(["doctor"]) == 2
@@ -73,9 +69,7 @@ def test_traceback_is_shown_where_it_is_asked_for(
     assert "Traceback" in said and "here" in said.splitlines()[-1]
 
 
-def test_warnings_of_libraries_stay_off_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_libraries_stay_off_the_terminal(monkeypatch, capsys):
     def run(_: object) -> int:
         np.float64(1) / np.float64(0)
         raise InputError("expected a, found b")

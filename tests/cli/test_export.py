@@ -128,9 +128,7 @@ def test_profiles_need_owners(folder: Path, tmp_path: Path, capsys: pytest.Captu
         (["--csv", "{new}", "--tables", "steps,nothing"], "no such table in 'steps,nothing'; use some of events"),
     ],
 )
-def test_wrong_use_is_one_line(
-    words: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use_is_one_line(words, said, folder, tmp_path, capsys):
     (tmp_path / "file").write_text("old")
     places = {"new": tmp_path / "new", "file": tmp_path / "file", "folder": tmp_path}
     given = [word.format(**places) for word in words]
@@ -145,9 +143,7 @@ def test_wrong_use_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exists", [False, True])
-def test_export_that_fails_leaves_no_half_filled_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
-) -> None:
+def test_export_that_fails_leaves_no_half_filled_folder(folder, tmp_path, monkeypatch, exists):
     out = tmp_path / "tables"
     if exists:
         out.mkdir()
@@ -207,9 +203,7 @@ def test_csv_and_json_hold_all_rows(folder: Path, tmp_path: Path, capsys: pytest
         ("COPY steps TO '{tmp}/stolen.csv'", "disabled"),
     ],
 )
-def test_bad_queries_are_one_line(
-    folder: Path, tmp_path: Path, query: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_queries_are_one_line(folder, tmp_path, query, said, capsys):
     assert main(["sql", str(folder), query.format(tmp=tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert said in err and err.count("\n") == 1 and not out and not list(tmp_path.iterdir())

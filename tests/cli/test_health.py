@@ -77,9 +77,7 @@ def test_a_command_that_trains_nothing_is_told(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.job
-def test_a_command_is_recorded_and_its_output_kept_out_of_the_json(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_recorded_and_its_output_kept_out_of_the_json(tmp_path, capfd):
     words = ["health", "--out", str(tmp_path / "run"), "--steps", "4:7", "--json", "-"]
     assert main([*words, "--", sys.executable, "-c", TRAINS]) == 0
     captured = capfd.readouterr()

@@ -41,9 +41,7 @@ def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFi
     assert all(run["peak_memory_bytes"] >= 3 * 10**9 for run in said["runs"])
 
 
-def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(tmp_path, capsys):
     shutil.copytree(TRACES, tmp_path / "one")
     assert main(["history", str(tmp_path), "--json", "-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"]

@@ -139,9 +139,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_existing_output_is_refused_before_the_input_is_looked_at(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_output_is_refused_before_the_input_is_looked_at(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     there = tmp_path / "result.json"
     there.write_text("mine")

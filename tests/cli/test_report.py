@@ -49,9 +49,7 @@ def test_numbers_of_a_job_whose_truth_is_known(folder: Path, capsys: pytest.Capt
     assert sum(p["pct"] for p in found["step"]["budget"]) == pytest.approx(100, abs=0.01)
 
 
-def test_unreadable_rank_is_code_3_with_the_result(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_rank_is_code_3_with_the_result(folder, tmp_path, capsys):
     for path in folder.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -132,9 +130,7 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
     assert ["0", "30.0", "22.0", "3.0"] in rows
 
 
-def test_run_without_traces_has_json_a_page_and_a_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_without_traces_has_json_a_page_and_a_comparison(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     folder, page = str(steps_only(tmp_path / "run")), tmp_path / "steps.html"
     assert main(["report", folder, "--json", "-"]) == 0
@@ -151,9 +147,7 @@ def test_run_without_traces_has_json_a_page_and_a_comparison(
     assert '"verdict": "no difference found"' in capsys.readouterr().out
 
 
-def test_results_of_a_benchmark_and_a_folder_of_runs_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_a_benchmark_and_a_folder_of_runs_are_shown(tmp_path, capsys):
     for name in ("runs/one", "bench"):
         (tmp_path / name).mkdir(parents=True)
     steps_only(tmp_path / "runs" / "one")

@@ -29,9 +29,7 @@ def filled(name: str) -> RankTrace:
         ("initialize_data(float *, float *, int)", (8, 6), "initialize_data takes 99 of 99 ms"),
     ],
 )
-def test_kernels_of_unknown_work_are_bound_by_nothing_known(
-    tmp_path: Path, name: str, known: tuple[int, int], said: str
-) -> None:
+def test_kernels_of_unknown_work_are_bound_by_nothing_known(tmp_path, name, known, said):
     whole = filled(name).document()
     whole["deviceProperties"] = [{"id": 0, "name": "a GPU", "computeMajor": known[0], "computeMinor": known[1]}]
     (tmp_path / "trace.json").write_text(json.dumps(whole))
@@ -50,9 +48,7 @@ def test_kernels_of_unknown_work_are_bound_by_nothing_known(
         ([50, 1, 1], [128, 1, 1], None),
     ],
 )
-def test_a_launch_that_cannot_fill_the_device_is_named(
-    tmp_path: Path, grid: list[int], block: list[int], unused: float | None
-) -> None:
+def test_a_launch_that_cannot_fill_the_device_is_named(tmp_path, grid, block, unused):
     r = RankTrace()
     for k in range(100):  # launched far ahead: nothing but the kernels takes the time
         with r.op("launch", 10 * k, 10 * k + 8):
@@ -100,9 +96,7 @@ def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("linear", "reads_us"), [("aten::linear_backward", 1), ("aten::addmm", 3_000), ("aten::addmm", 1)]
 )
-def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(
-    tmp_path: Path, linear: str, reads_us: float
-) -> None:
+def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(tmp_path, linear, reads_us):
     r = RankTrace()
     for k in range(100):
         at = 10_000 * k
@@ -140,9 +134,7 @@ def test_the_operator_that_takes_the_time_is_named(tmp_path: Path, operator: str
 
 
 @pytest.mark.parametrize(("listed", "read_us", "unseen"), [(True, 90, True), (False, 90, False), (True, 2, False)])
-def test_a_slow_read_shows_that_a_listed_device_was_used(
-    tmp_path: Path, listed: bool, read_us: float, unseen: bool
-) -> None:
+def test_a_slow_read_shows_that_a_listed_device_was_used(tmp_path, listed, read_us, unseen):
     r = RankTrace()
     for k in range(100):
         r.ran("aten::addmm", 1_000 * k, 1_000 * k + 500)

@@ -67,9 +67,7 @@ def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path: 
         (None, []),
     ],
 )
-def test_lateness_below_the_profilers_overhead_needs_a_line(
-    tmp_path: Path, line: str | None, titles: list[str]
-) -> None:
+def test_lateness_below_the_profilers_overhead_needs_a_line(tmp_path, line, titles):
     late_us, made = 400.0, []
     last = 6 * (late_us + OWN_US)
     for rank in range(4):

@@ -81,9 +81,7 @@ def test_process_that_only_computes_gets_none(tmp_path: Path) -> None:
     [("checkpoint", "checkpoints"), ("evaluation", "Passes without gradients"), ("garbage_collection", "garbage"),
      ("compilation", "compiled"), ("rollout", "rollout")],
 )  # fmt: skip
-def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
-    tmp_path: Path, region: str, title: str
-) -> None:
+def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(tmp_path, region, title):
     found = account(tmp_path, every=10, **{region: 1000.0})
     step = found.step
     assert step is not None and step.ordinary_ns == pytest.approx(50e6)

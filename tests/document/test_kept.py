@@ -34,9 +34,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def report(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[str, bool]]:
+def report(folder, capsys, monkeypatch):
     """Return a function that gives what `stepscope report` prints, and whether it had to analyse the run."""
     analysed: list[Run] = []
 
@@ -94,17 +92,13 @@ def add_window(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_trace, add_side_file, add_window])
-def test_changed_run_is_analysed_again(
-    folder: Path, report: Callable[..., tuple[str, bool]], change: Callable[[Path], None]
-) -> None:
+def test_changed_run_is_analysed_again(folder, report, change):
     report("--json", "-")
     change(folder)
     assert report("--json", "-")[1]
 
 
-def test_other_options_and_other_code_are_analysed_again(
-    report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_options_and_other_code_are_analysed_again(report, monkeypatch):
     report("--json", "-")
     with_tokens, analysed = report("--json", "-", "--tokens-per-step", "1000")
     assert analysed
@@ -115,9 +109,7 @@ def test_other_options_and_other_code_are_analysed_again(
     assert report("--json", "-")[1]
 
 
-def test_where_the_key_cannot_be_told_nothing_fits(
-    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_key_cannot_be_told_nothing_fits(folder, report, monkeypatch):
     report("--json", "-")
     path = kept_file(folder)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))

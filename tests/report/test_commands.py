@@ -116,9 +116,7 @@ def test_text_and_page_hold_the_same_numbers(name: str, there: Path, capsys: pyt
 
 @pytest.mark.browser
 @pytest.mark.skipif(why_no_browser() is not None, reason=why_no_browser() or "")
-def test_browser_writes_the_numbers_of_the_text(
-    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_browser_writes_the_numbers_of_the_text(there, tmp_path, capsys):
     with Browser(tmp_path / "profile") as browser:
         for name in COMMANDS:
             page = there / f"{name}.html"

@@ -109,9 +109,7 @@ def test_every_number_that_stands_twice_is_equal(browser: Browser, pages: dict[s
     assert not any(found.values()), json.dumps({name: names for name, names in found.items() if names}, indent=1)
 
 
-def test_every_page_fits_a_phone_and_says_nothing_on_the_console(
-    browser: Browser, pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_page_fits_a_phone_and_says_nothing_on_the_console(browser, pages, tmp_path):
     browser.console(), browser.requests()
     wide = {}
     for name, text in pages.items():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
+from tests.not_none import not_none
 from tests.report.constructed import constructed, constructed_page
 
 from stepscope.analysis import load as analysed
@@ -60,9 +61,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
 
 @pytest.fixture(scope="module")
 def slices(account: Account) -> Slices:
-    found = slices_of(account, grid_of(account))
-    assert found is not None
-    return found
+    return not_none(slices_of(account, grid_of(account)))
 
 
 def time_us(slices: Slices, kind: str) -> float:
@@ -88,8 +87,7 @@ def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
 
 
 def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:
-    grid = grid_of(account)
-    assert grid is not None
+    grid = not_none(grid_of(account))
     assert (grid.ranks, grid.steps) == ((0, 1), (0, 1, 2))
     np.testing.assert_allclose(grid.group_ns.sum(axis=0), STEP * 1000)
 
@@ -120,19 +118,16 @@ def test_packed_page_holds_report_and_columns() -> None:
     header, columns = unpacked(packed(data))
     assert header["report"] == data.report
     assert header["grid"]["steps"] == [100, 101, 102, 103]
-    slices = data.timeline.slices
-    assert slices is not None
+    slices = not_none(data.timeline.slices)
     assert unpacked_varints(columns["name"]) == slices.name.tolist()
 
 
 def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
     text = constructed_page(ranks=2, steps=2, slices_per_rank=30)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy is not None
+    policy = not_none(re.search(r'Content-Security-Policy" content="([^"]*)"', text))
     assert "default-src 'none'" in policy[1]
     for kind, tag in (("script-src", "script"), ("style-src", "style")):
-        inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert inline is not None
+        inline = not_none(re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
         digest = base64.b64encode(hashlib.sha256(inline[1].encode()).digest()).decode()
         assert f"{kind} 'sha256-{digest}'" in policy[1]
 

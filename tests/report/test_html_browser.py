@@ -88,9 +88,7 @@ def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browse
 
 
 @pytest.mark.parametrize("width", [1400, 390])
-def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
-    browser: Browser, tmp_path: Path, width: int
-) -> None:
+def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(browser, tmp_path, width):
     (tmp_path / "page.html").write_text(constructed_page(ranks=64, steps=20, slices_per_rank=90))
     browser.size(width, 1000)
     try:

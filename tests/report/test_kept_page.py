@@ -56,9 +56,7 @@ def page(folder: Path, tmp_path: Path, analysed: list[Run]) -> Callable[..., tup
     return made
 
 
-def test_second_page_is_the_first_to_the_byte(
-    page: Callable[..., tuple[str, bool]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_page_is_the_first_to_the_byte(page, capsys):
     first, was_analysed = page()
     text = capsys.readouterr().out
     assert was_analysed
@@ -97,9 +95,7 @@ def viewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]
     return run
 
 
-def test_view_of_an_unchanged_run_reads_it_for_tables_and_timeline_only(
-    viewed: Callable[..., Site], analysed: list[Run]
-) -> None:
+def test_view_of_an_unchanged_run_reads_it_for_tables_and_timeline_only(viewed, analysed):
     first = viewed()
     assert len(analysed) == 1
     again = viewed()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.not_none import not_none
 
 from stepscope.stats.change import Change, load_share, mean, paired, unpaired, without_waits
 
@@ -23,8 +24,7 @@ def alarms(compare: Callable[..., Change | None], rounds: int, *, seeds: int = 2
         rng = np.random.default_rng(seed)
         busy = np.exp(load * rng.standard_normal(rounds))
         sides = [[run(rng, factor=slow * np.exp(0.01 * rng.standard_normal())) for slow in busy] for _ in range(2)]
-        found = compare(*sides)
-        assert found is not None
+        found = not_none(compare(*sides))
         count += found.slower or found.faster
     return count
 
@@ -81,8 +81,7 @@ def test_rare_long_steps_are_in_the_mean_alone() -> None:
 
 
 def test_too_few_steps_give_their_range_and_nothing_is_certain() -> None:
-    found = paired([[10.0]], [[20.0]])
-    assert found is not None
+    found = not_none(paired([[10.0]], [[20.0]]))
     assert found.ratio == pytest.approx(2.0) and found.p_value is None and not found.slower
     assert paired([[]], [[1.0]]) is None and unpaired([], [[1.0]]) is None
 

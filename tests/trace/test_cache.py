@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,9 +135,7 @@ def _file_of_another(place: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_writable_file, _writable_folder, _file_of_another])
-def test_code_that_another_user_may_have_replaced_is_not_loaded(
-    place: Path, compiled: list[bytes], change: Callable[[Path], None]
-) -> None:
+def test_code_that_another_user_may_have_replaced_is_not_loaded(place, compiled, change):
     """The digest has no key: anyone can compute it for other code."""
     _answer(OTHER)
     digest, other = digest_of(ANSWER), place.read_bytes()[32:]

@@ -62,9 +62,7 @@ def test_times_that_overflow_leave_the_others_right(tmp_path: Path, ts: float, d
         ("bytes", "bytes", -5),
     ],
 )
-def test_argument_out_of_range_is_unknown_and_its_field_named(
-    tmp_path: Path, key: str, column: str, value: int
-) -> None:
+def test_argument_out_of_range_is_unknown_and_its_field_named(tmp_path, key, column, value):
     events = [event("cpu_op", "a", 0, **{key: 1}), event("cpu_op", "b", 2, **{key: value})]  # type: ignore[arg-type]
     trace = trace_of(tmp_path, events)
     assert trace.arg(column).at(np.array([0, 1]), missing=-7).tolist() == [1, -7]

@@ -23,9 +23,7 @@ def text_of(rank: int, count: int = 40) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "threads"), [(3, 1), (40, 3), (20_000, 3)])
-def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(
-    tmp_path: Path, count: int, threads: int
-) -> None:
+def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(tmp_path, count, threads):
     path = tmp_path / "both.json"
     path.write_text(text_of(0, count) + "\n" + text_of(1, count))
     with pytest.raises(TraceError, match="several traces one after the other") as raised:

@@ -59,9 +59,7 @@ def test_bytes_after_gzip_are_noted_and_padding_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", ["gzip", "zstd"])
-def test_cut_or_damaged_packing_keeps_what_can_be_unpacked(
-    tmp_path: Path, raw: bytes, whole: Trace, packing: str
-) -> None:
+def test_cut_or_damaged_packing_keeps_what_can_be_unpacked(tmp_path, raw, whole, packing):
     data = gzip.compress(raw) if packing == "gzip" else zstandard.compress(raw)
     half = len(data) // 2
     path = tmp_path / "trace"

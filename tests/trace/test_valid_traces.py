@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.trace import oracle
-from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
+from tests.trace.layouts import Pairs, Raw, events, headers, layouts, written
 
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.trace import read as blocks, read as reading
@@ -53,9 +53,7 @@ def check(path: Path, text: str, *, threads: int = 1) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events(), min_size=1, max_size=6), headers, layouts)
-def test_valid_trace_in_any_layout_equals_the_oracle(
-    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout
-) -> None:
+def test_valid_trace_in_any_layout_equals_the_oracle(file, some, header, layout):
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
     check(file, data.decode())
@@ -73,9 +71,7 @@ SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
     st.sampled_from([32, 200, 1000]),
     st.sampled_from([16, 100, 5000]),
 )
-def test_blocks_and_threads_make_no_difference(
-    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout, threads: int, block: int, chunk: int
-) -> None:
+def test_blocks_and_threads_make_no_difference(file, some, header, layout, threads, block, chunk):
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
     with pytest.MonkeyPatch.context() as patched:
@@ -134,9 +130,7 @@ def alike(draw: st.DrawFn) -> Pairs:
     layouts,
     st.sampled_from([100, 1000, 1 << 20]),
 )
-def test_events_that_differ_in_their_numbers_alone(
-    file: Path, some: list[Pairs], similar: list[Pairs], header: dict[str, Any], layout: Layout, block: int
-) -> None:
+def test_events_that_differ_in_their_numbers_alone(file, some, similar, header, layout, block):
     """Most of an event is compared with one before it: any number in it may be spelled otherwise than there."""
     data = written([*some, *similar, *some, *similar, SOUND], header | {"baseTimeNanoseconds": 0}, layout)
     file.write_bytes(data)
@@ -245,9 +239,7 @@ def test_untouched_events_survive_damage(sound: Sound, damaged_file: Path, edits
 
 @settings(max_examples=150, deadline=None)
 @given(edits=_edits)
-def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(
-    sound: Sound, damaged_file: Path, edits: list[Edit]
-) -> None:
+def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(sound, damaged_file, edits):
     damaged_file.write_bytes(damaged(sound, edits, start=0)[0])
     serial, parallel = outcome(damaged_file, 1), outcome(damaged_file, 2)
     assert type(serial) is type(parallel)

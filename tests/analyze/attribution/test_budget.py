@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.not_none import not_none
 
 from stepscope.analyze.budget import (
     PARTS,
@@ -227,8 +228,7 @@ def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
 
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
-    whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)
-    assert whole is not None
+    whole = not_none(step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS))
     assert whole.ns("exposed_transfer") == pytest.approx(5e6, rel=1e-3)
     assert whole.ns("data_loading") == 3e6
     assert whole.ns("forward") == 4e6 * 0.75  # 12 ms of operators and python lose 3
@@ -270,7 +270,6 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
     training = training_step(run.logs)
     assert budget is not None and training is not None
     beyond = beyond_window(training, run.ranks, [budget.periods], [False])
-    whole = step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
-    assert whole is not None
+    whole = not_none(step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond))
     assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
     assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)

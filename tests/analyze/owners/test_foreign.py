@@ -95,9 +95,7 @@ def resolved(
         (7, 10, (), (7, 10)),
     ],
 )
-def test_operator_is_on_the_line_that_holds_its_symbol(
-    tmp_path: Path, line: int, line_to: int, operators: tuple[str, ...], expected: tuple[int, int]
-) -> None:
+def test_operator_is_on_the_line_that_holds_its_symbol(tmp_path, line, line_to, operators, expected):
     found = resolved(tmp_path, line, line_to, *operators)
     assert (found.line, found.line_to) == expected
 

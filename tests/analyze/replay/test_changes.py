@@ -10,6 +10,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.not_none import not_none
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
@@ -40,9 +41,7 @@ DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), 
 
 
 def replayed(folder: Path, programs: Sequence[Sequence[Op]], **options: float) -> Replay:
-    replay = replay_of(simulate(*programs, **options).aligned(folder))  # type: ignore[arg-type]
-    assert replay is not None
-    return replay
+    return not_none(replay_of(simulate(*programs, **options).aligned(folder)))  # type: ignore[arg-type]
 
 
 def named(replay: Replay, name: str) -> list[np.ndarray]:
@@ -152,9 +151,7 @@ def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
             )
             at += 165
         r.step(n, begin, at)
-    found = replay_of(account_of(built_run(folder, [r])).shared)
-    assert found is not None
-    return found
+    return not_none(replay_of(account_of(built_run(folder, [r])).shared))
 
 
 def test_many_copies_to_the_host_in_a_row_save_state(tmp_path: Path) -> None:
@@ -187,9 +184,7 @@ def unit_run(folder: Path, *, hooks: bool) -> Replay:
                 with r.op("aten::mm", at + 440, at + 450):
                     r.kernel("gemm", at=at + 445, start=at + 450, end=at + 460)
         ranks.append(r)
-    found = replay_of(account_of(built_run(folder, ranks)).shared)
-    assert found is not None
-    return found
+    return not_none(replay_of(account_of(built_run(folder, ranks)).shared))
 
 
 def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.not_none import not_none
 
 from stepscope.contract.flops import PEAK_PRECISIONS
 from stepscope.cost.chips import (
@@ -23,15 +24,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def known_chip(name: str, **given: Any) -> Chip:
-    found = chip(name, **given)
-    assert found is not None
-    return found
+    return not_none(chip(name, **given))
 
 
 def known_peak(found: Chip, **given: Any) -> Peak:
-    peak = mfu_peak(found, **given)
-    assert peak is not None
-    return peak
+    return not_none(mfu_peak(found, **given))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +55,7 @@ def known_peak(found: Chip, **given: Any) -> Peak:
     ],
 )
 def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name, tflops):
-    found = chip(device, memory_bytes=memory_bytes)
-    assert found is not None
+    found = not_none(chip(device, memory_bytes=memory_bytes))
     assert found.name == name
     assert known_peak(found).flops_per_s == pytest.approx(tflops * 1e12)
 

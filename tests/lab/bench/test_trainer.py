@@ -142,9 +142,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         trained(tmp_path / "file" / "out")
 
 
-def test_full_disk_ends_the_logs_and_not_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_ends_the_logs_and_not_the_training(tmp_path, monkeypatch, capfd):
     def full(self: Events, step: int, values: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -178,9 +178,7 @@ def test_one_failed_start_is_repeated_and_two_are_an_error(job: PlantedJob, caps
         (["--base", "a", "--head", "b", "--false-alarms", "60"], "below 50"),
     ],
 )
-def test_wrong_use_is_one_line(
-    words: list[str], said: str, job: PlantedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use_is_one_line(words, said, job, capsys):
     assert main(["gate", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not job.ran

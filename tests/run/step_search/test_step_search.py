@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.not_none import not_none
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.run.load import Run, in_rounds, kernel_period, steps_between_marks, with_derived_steps
@@ -87,8 +88,7 @@ def period_of(folder: Path, names: list[str], gap_every: int = 0) -> list[float]
 def test_steps_repeat_and_begin_after_the_longest_gap(tmp_path: Path) -> None:
     assert period_of(tmp_path, STEP * 5, gap_every=len(STEP)) == [130.0] * 4
     rank = rank_of(tmp_path, launched(STEP * 5, len(STEP)))
-    found = kernel_period(rank.trace, rank.work)
-    assert found is not None
+    found = not_none(kernel_period(rank.trace, rank.work))
     assert found[0][0] == 0 and found[2] == 1.0
 
 
@@ -225,6 +225,5 @@ def test_other_jobs_keep_their_steps(run: Run, steps: StepLog) -> None:
     ],
 )
 def test_names_of_engines(name: str, kind: str, tokens: int | None, decoded: int) -> None:
-    step = serving_step(name)
-    assert step is not None
+    step = not_none(serving_step(name))
     assert (step.kind, step.tokens, step.decode_tokens) == (kind, tokens, decoded)
