@@ -5,22 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.cli.main import COMMANDS, main
 from stepscope.side_file import why_no_file
 
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 MODEL = ["--layers", "2", "--d-model", "64", "--heads", "4", "--vocab", "100", "--seq-len", "8"]
 LONG = "9" * 5000
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("job")
-    for trace in simulate(STEP, STEP, steps=3).traces:
-        trace.write(place)
-    return place
 
 
 def code_of(words: list[str]) -> int:

@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.cli.outputs import reading_progress
 from stepscope.errors import InputError
-
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 
 
 def recursion() -> None:
@@ -77,14 +74,6 @@ def test_warnings_of_libraries_stay_off_the_terminal(monkeypatch, capsys):
     monkeypatch.setattr("stepscope.cli.doctor.run", run)
     assert main(["doctor"]) == 2
     assert capsys.readouterr().err == "stepscope doctor: expected a, found b\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("job")
-    for trace in simulate(STEP, STEP, steps=3).traces:
-        trace.write(place)
-    return place
 
 
 def shell(words: str, **environ: str) -> tuple[int, str]:

@@ -22,13 +22,6 @@ print("trained")
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("late")
-    late_run(path)
-    return path
-
-
 def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     late_run(tmp_path / "run", loading=True, late_us=4000)  # one of four ranks waits for 73 % of the step
     assert main(["health", str(tmp_path / "run")]) == 0
@@ -47,12 +40,12 @@ def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest
         (["data_loading_pct>30"], 1),  # not measured, and so not known to hold
     ],
 )
-def test_gates_decide_the_exit_code(folder: Path, gates: list[str], code: int) -> None:
-    assert main(["health", str(folder), *(w for g in gates for w in ("--fail-on", g))]) == code
+def test_gates_decide_the_exit_code(late_folder: Path, gates: list[str], code: int) -> None:
+    assert main(["health", str(late_folder), *(w for g in gates for w in ("--fail-on", g))]) == code
 
 
-def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", str(folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
+def test_json_has_the_report_the_checks_and_the_gates(late_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", str(late_folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == 1 and len(found["checks"]) == 10
     assert [(one["rank"], one["cause"]) for one in found["stragglers"]] == [(1, "host")]
@@ -64,8 +57,8 @@ def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("words", [[], ["{folder}", "--", "true"]])
-def test_a_run_or_a_command_and_not_both(folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", *(w.format(folder=folder) for w in words)]) == 2
+def test_a_run_or_a_command_and_not_both(late_folder, words, capsys):
+    assert main(["health", *(w.format(folder=late_folder) for w in words)]) == 2
     assert "RUN or -- COMMAND" in capsys.readouterr().err
 
 

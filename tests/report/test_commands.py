@@ -16,7 +16,7 @@ from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.planted_job import plant_two_attempts
 from tests.compare.history.folders import light_run
 from tests.diagnose.late import late_run
-from tests.report.browser import Browser, why_no_browser
+from tests.report.browser import why_no_browser
 from tests.report.test_html import unpacked
 
 from stepscope.cli.main import main
@@ -62,15 +62,10 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rank.write(root / "dumps")
     for n in range(1, 9):
         light_run(
-            root / "runs" / f"run-{n}",
-            created=f"2026-11-{n:02d}T08:00:00+00:00",
-            step_ms=24.0 if n == 8 else 20.0 + n % 3 / 10,
-            hosts=["h1", "slow", "h3", "h4"],
-            late_ms=(0.0, 3.0),
-            commit="ab"[n // 8] * 40,
-            seed=n,
-            steps=12,
-        )
+            root / "runs" / f"run-{n}", created=f"2026-11-{n:02d}T08:00:00+00:00",
+            step_ms=24.0 if n == 8 else 20.0 + n % 3 / 10, hosts=["h1", "slow", "h3", "h4"], late_ms=(0.0, 3.0),
+            commit="ab"[n // 8] * 40, seed=n, steps=12,
+        )  # fmt: skip
     return root
 
 
@@ -116,16 +111,15 @@ def test_text_and_page_hold_the_same_numbers(name: str, there: Path, capsys: pyt
 
 @pytest.mark.browser
 @pytest.mark.skipif(why_no_browser() is not None, reason=why_no_browser() or "")
-def test_browser_writes_the_numbers_of_the_text(there, tmp_path, capsys):
-    with Browser(tmp_path / "profile") as browser:
-        for name in COMMANDS:
-            page = there / f"{name}.html"
-            shown(name, capsys, "--html", str(page), "--force")
-            browser.open(page)
-            found = Counter(browser.run(CELLS))
-            sheet = sheet_in(page.read_text(encoding="utf-8"))
-            held = Counter(cell for section in sheet["sections"] for cell in cells(section["table"]))
-            assert found == held, name
+def test_browser_writes_the_numbers_of_the_text(browser, there, capsys):
+    for name in COMMANDS:
+        page = there / f"{name}.html"
+        shown(name, capsys, "--html", str(page), "--force")
+        browser.open(page)
+        found = Counter(browser.run(CELLS))
+        sheet = sheet_in(page.read_text(encoding="utf-8"))
+        held = Counter(cell for section in sheet["sections"] for cell in cells(section["table"]))
+        assert found == held, name
 
 
 CELLS = """

@@ -1,7 +1,6 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ HOSTILE = (
     "javascript:window.ran=1",
     "\u2028\u2029\u202e\x00${window.ran = 1}",
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture

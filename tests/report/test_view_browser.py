@@ -58,12 +58,6 @@ class SomeTables:
         )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def served(browser: Browser, tmp_path: Path) -> Iterator[LocalServer]:
     (tmp_path / "index.html").write_text(OTHER_PAGE)
