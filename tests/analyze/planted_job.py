@@ -13,24 +13,12 @@ def at(seconds: float) -> int:
 
 
 def plant(
-    folder: Path,
-    *,
-    start: float,
-    steps: list[list[tuple[float, dict[str, float]]]],
-    first: float,
-    end: float,
-    killed: tuple[int, ...] = (),
-    launched: float | None = None,
-    launch_id: str = "one",
-    restart: int = 0,
-    loads: tuple[tuple[float, float, str], ...] = (),
-    saves: tuple[tuple[float, float | None, str], ...] = (),
-    after: dict[str, float] | None = None,
-    launch_end: float | None = None,
-    exit_code: int = 0,
-    ends: dict[int, float] | None = None,
-    save_ranks: tuple[int, ...] = (0,),
-) -> None:
+    folder: Path, *, start: float, steps: list[list[tuple[float, dict[str, float]]]], first: float, end: float,
+    killed: tuple[int, ...] = (), launched: float | None = None, launch_id: str = "one", restart: int = 0,
+    loads: tuple[tuple[float, float, str], ...] = (), saves: tuple[tuple[float, float | None, str], ...] = (),
+    after: dict[str, float] | None = None, launch_end: float | None = None, exit_code: int = 0,
+    ends: dict[int, float] | None = None, save_ranks: tuple[int, ...] = (0,),
+) -> None:  # fmt: skip
     """Write a run folder: per rank a process that starts, steps of so many seconds with regions in them, an end."""
     folder.mkdir(parents=True)
     out = str(folder.with_name(folder.name.partition("-")[0]))
@@ -76,14 +64,9 @@ def plain(count: int, dur: float = 1.0) -> list[tuple[float, dict[str, float]]]:
 
 
 def plant_meter(
-    folder: Path,
-    rank: int,
-    *,
-    device: str,
-    power: list[tuple[float, float]],
-    read: tuple[float, float],
+    folder: Path, rank: int, *, device: str, power: list[tuple[float, float]], read: tuple[float, float],
     begin: float = 5e6,
-) -> None:
+) -> None:  # fmt: skip
     """Write readings of a counter from when to when; the device takes so many watts up to each time."""
     lines: list[dict[str, Any]] = [
         {"kind": "device", "name": "NVIDIA H200", "uuid": device},

@@ -82,21 +82,13 @@ SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pi
 
 
 @pytest.mark.slow
-def test_snapshot_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_of_a_snapshot_sum_to_its_timeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
     (one,) = said["snapshots"]
     assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
     parts = one["peak"]["by_purpose"]
     assert sum(v or 0 for k, v in parts.items() if k != "reserved_unused") == one["peak"]["allocated_bytes"]
-
-
-@pytest.mark.slow
-def test_curves_of_a_snapshot_sum_to_its_timeline(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    (one,) = said["snapshots"]
-    assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
     assert {len(curve) for curve in one["by_purpose"].values() if curve} == {len(one["timeline"]["time_us"])}
     known = [curve for curve in one["by_purpose"].values() if curve]
     assert [sum(sizes) for sizes in zip(*known, strict=True)] == one["timeline"]["allocated_bytes"]

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.analyze.live.runs import claim, line, write_facts, write_log
+from tests.analyze.live.runs import claim, line, write_facts
+from tests.analyze.step_logs import write_log
 from tests.report.test_commands import cells, sheet_in
 
 from stepscope.cli.main import main

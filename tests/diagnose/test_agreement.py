@@ -25,25 +25,11 @@ pytestmark = pytest.mark.slow
 DATA = Path(__file__).parents[1] / "data"
 Report = dict[str, Any]
 RECORDED = (
-    "dlrm-8ranks",
-    "gloo-ddp",
-    "h200-cuda-graphs",
-    "h200-fsdp2",
-    "h200-hsdp",
-    "h200-pipeline-interleaved",
-    "h200-python-stacks",
-    "foreign-amd/mi300-vf.json.gz",
-    "foreign-amd/sglang.json.gz",
-    "foreign-amd/vllm.json.gz",
-    "foreign-mtia",
-    "foreign-no-kernels",
-    "foreign-no-steps",
-    "foreign-rowwise",
-    "foreign-torch18/workers0.json.gz",
-    "layouts/compact-alltoall.json.gz",
-    "layouts/old-kineto-a100.json.gz",
-    "layouts/rocm-mi300.json.gz",
-)
+    "dlrm-8ranks", "gloo-ddp", "h200-cuda-graphs", "h200-fsdp2", "h200-hsdp", "h200-pipeline-interleaved",
+    "h200-python-stacks", "foreign-amd/mi300-vf.json.gz", "foreign-amd/sglang.json.gz", "foreign-amd/vllm.json.gz",
+    "foreign-mtia", "foreign-no-kernels", "foreign-no-steps", "foreign-rowwise", "foreign-torch18/workers0.json.gz",
+    "layouts/compact-alltoall.json.gz", "layouts/old-kineto-a100.json.gz", "layouts/rocm-mi300.json.gz",
+)  # fmt: skip
 
 
 def one_of_many(folder: Path) -> Account:
@@ -96,20 +82,14 @@ def test_constructed_run_agrees_with_itself(tmp_path: Path, made: Callable[[Path
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        (("findings", 0, "saving_alone_ms"), 1e6),
-        (("findings", 0, "saving_high_ms"), 1e6),
-        (("findings", 0, "saving_low_ms"), -1.0),
-        (("findings", 0, "cost_ms_per_step"), 1e6),
-        (("findings", 0, "saving_pct"), 3.0),
-        (("findings_combined", 0, "saving_ms_per_step"), 1e6),
-        (("step", "budget", 0, "ms_per_step"), 1e6),
-        (("ranks", 0, "wait_ms"), 1e6),
-        (("ranks", 0, "exposed_comm_ms"), 1e6),
-        (("ranks", 0, "overlap_pct"), 120.0),
-        (("stragglers", 0, "late_ms_per_step"), 1e6),
-        (("efficiency", "mfu"), 1.5),
+        (("findings", 0, "saving_alone_ms"), 1e6), (("findings", 0, "saving_high_ms"), 1e6),
+        (("findings", 0, "saving_low_ms"), -1.0), (("findings", 0, "cost_ms_per_step"), 1e6),
+        (("findings", 0, "saving_pct"), 3.0), (("findings_combined", 0, "saving_ms_per_step"), 1e6),
+        (("step", "budget", 0, "ms_per_step"), 1e6), (("ranks", 0, "wait_ms"), 1e6),
+        (("ranks", 0, "exposed_comm_ms"), 1e6), (("ranks", 0, "overlap_pct"), 120.0),
+        (("stragglers", 0, "late_ms_per_step"), 1e6), (("efficiency", "mfu"), 1.5),
     ],
-)
+)  # fmt: skip
 def test_a_number_that_another_rules_out_is_noticed(tmp_path: Path, where: tuple[str | int, ...], value: float) -> None:
     account = account_of(late_run(tmp_path, late_us=2000, loading=True))
     report = report_json(account, diagnose(account))

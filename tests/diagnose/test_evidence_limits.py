@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace
+from tests.analyze.step_logs import log_lines, write_log
 from tests.diagnose.test_recording import busy, document, steps
 from tests.trace.nsight.kineto_as_nsys import Export, write_nsys
 
@@ -54,9 +54,7 @@ def test_a_launch_that_cannot_fill_the_device_is_named(tmp_path, grid, block, un
         with r.op("launch", 10 * k, 10 * k + 8):
             r.kernel("sweep(float *)", at=10 * k + 2, start=1_000 * k + 10, end=1_000 * k + 1_000)
     whole = r.document()
-    whole["deviceProperties"] = [
-        {"id": 0, "name": "a GPU", "computeMajor": 8, "computeMinor": 0, "numSms": 100},
-    ]
+    whole["deviceProperties"] = [{"id": 0, "name": "a GPU", "computeMajor": 8, "computeMinor": 0, "numSms": 100}]
     for event in whole["traceEvents"]:
         if event.get("cat") == "kernel":
             event["args"] |= {"grid": grid, "block": block}
@@ -247,19 +245,14 @@ def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel:
 
 def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path: Path) -> None:
     r, at = RankTrace(), 0.0
-    lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    for n in range(120):
-        took = {"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0}
+    steps = [{"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0} for n in range(120)]
+    for n, took in enumerate(steps):
         begin, at = at, at + sum(took.values())
         if n in range(4, 8):
             r.step(n, 1e3 * begin, 1e3 * at)
             r.ran("aten::mm", 1e3 * begin, 1e3 * at)
-        times = {"start_ns": int(1e6 * begin), "end_ns": int(1e6 * at), "dur_ns": int(1e6 * (at - begin))}
-        regions = {name: {"ns": int(1e6 * ms), "n": 1} for name, ms in took.items()}
-        profiled = {"profiled": n in range(4, 8), "phase": "after", "device_ns": None}
-        lines.append({"step": n, **times, **profiled, "regions": regions})
+    write_log(tmp_path, 0, log_lines(steps, window=range(4, 8)), ranks=1)
     (tmp_path / "rank00000.pt.trace.json").write_text(json.dumps(r.document() | {"deviceProperties": []}))
-    (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = stepscope.load(tmp_path).document
     (growing,) = [f for f in found["findings"] if "become longer" in f["title"]]
     early, late = (fact["value"] for fact in growing["evidence"][:2])

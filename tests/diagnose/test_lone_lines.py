@@ -28,14 +28,9 @@ def evaluates(r: PlantedRank, at: float, _: int) -> float:
 
 def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
     late = Row(
-        rank=2,
-        cause="device",
-        late_ns_per_step=600_000.0,
-        steps_late=4,
-        num_steps=4,
-        persistent=True,
+        rank=2, cause="device", late_ns_per_step=600_000.0, steps_late=4, num_steps=4, persistent=True,
         evidence={"device": 600_000.0},
-    )
+    )  # fmt: skip
     found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
     first = diagnose(found).findings[0]
     assert (first.id, first.ranks) == ("straggler", (2,))

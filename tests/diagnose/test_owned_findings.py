@@ -148,14 +148,9 @@ def sleeps(r: PlantedRank, at: float, _: int) -> float:
 
 
 def account(
-    folder: Path,
-    plant: Plant = nothing,
-    *,
-    ranks: int = 1,
-    late: dict[int, Plant] | None = None,
-    owners: tuple[int, ...] | None = None,
-    before_optimizer: bool = False,
-) -> Account:
+    folder: Path, plant: Plant = nothing, *, ranks: int = 1, late: dict[int, Plant] | None = None,
+    owners: tuple[int, ...] | None = None, before_optimizer: bool = False,
+) -> Account:  # fmt: skip
     """Return the account of a job; `owners`: the ranks whose owners were recorded, all where nothing is said."""
     made = []
     for rank in range(ranks):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analyze.step_logs import log_lines, write_log
 
 from stepscope.analyze.thread_time import sampled_steps, time_by_line
 from stepscope.run.side_files import readable_step_logs, side_files
@@ -30,12 +31,10 @@ def document(count: int, **changed: Any) -> dict[str, Any]:
 
 def write(folder: Path, samples: dict[str, Any], ran_ms: list[int]) -> None:
     """Write steps of 50 ms in which the thread ran for so long."""
-    lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    for n, ran in enumerate(ran_ms):
-        times = {"start_ns": 50 * MS * n, "end_ns": 50 * MS * (n + 1), "dur_ns": 50 * MS, "device_ns": None}
-        state = {"profiled": False, "phase": "after", "regions": {}, "cpu": {"run_ns": ran * MS}}
-        lines.append({"step": n, **times, **state})
-    (folder / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = log_lines([50.0] * len(ran_ms), at_ns=0)
+    write_log(
+        folder, 0, [{**line, "cpu": {"run_ns": ran * MS}} for line, ran in zip(lines, ran_ms, strict=True)], ranks=1
+    )
     (folder / "rank00000.samples.jsonl").write_text(json.dumps(samples) + "\n")
 
 

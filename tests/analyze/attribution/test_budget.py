@@ -1,23 +1,16 @@
 """Steps with a planted share of every part, and the shares found again, with and without a device and the profiler."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.step_logs import log_lines, write_log
 from tests.not_none import not_none
 
-from stepscope.analyze.budget import (
-    PARTS,
-    RankBudget,
-    beyond_window,
-    budgets,
-    step_budget,
-)
+from stepscope.analyze.budget import PARTS, RankBudget, beyond_window, budgets, step_budget
 from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS, ns_of_ms
@@ -240,19 +233,6 @@ USUAL_MS = (16, 20, 24)
 """in turn: a busy machine"""
 
 
-def logged(step: int) -> dict[str, Any]:
-    dur_ms = WINDOW.get(step, USUAL_MS[step % 3])
-    return {
-        "step": step,
-        "start_ns": 10**9 + step * 10**8,
-        "end_ns": 10**9 + step * 10**8 + dur_ms * 10**6,
-        "dur_ns": dur_ms * 10**6,
-        "profiled": step in WINDOW,
-        "phase": "window" if step in WINDOW else "before" if step < 20 else "after",
-        "regions": {"forward_pass": {"ns": (dur_ms - 2) * 10**6, "n": 1}, "optimizer_step": {"ns": 2 * 10**6, "n": 1}},
-    }
-
-
 def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
     r, at = RankTrace(backend="gloo"), 0
     for step, dur_ms in WINDOW.items():
@@ -263,8 +243,9 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
         r.annotation("Optimizer.step#SGD.step", end - 2 * MS, end)
         r.ran("aten::add_", end - 2 * MS, end)
         at = end
-    lines = [{"schema": 1, "rank": 0, "world_size": 1}, *map(logged, range(40))]
-    (tmp_path / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    times_ms = (WINDOW.get(step, USUAL_MS[step % 3]) for step in range(40))
+    lines = log_lines(({"forward_pass": ms - 2, "optimizer_step": 2} for ms in times_ms), window=range(20, 27))
+    write_log(tmp_path, 0, lines, ranks=1)
     run = built_run(tmp_path, [r], description={"schema": 1, "world_size": 1})
     (budget,) = budgets(aligned(run))
     training = training_step(run.logs)

@@ -16,16 +16,9 @@ class Recorder:
         self.entries: list[dict[str, Any]] = []
 
     def call(
-        self,
-        op: str,
-        *,
-        line: int,
-        group: str = "0",
-        sizes: tuple[tuple[int, ...], ...] = ((8,),),
-        dtype: str = "Float",
-        state: str = "completed",
-        p2p: bool = False,
-    ) -> "Recorder":
+        self, op: str, *, line: int, group: str = "0", sizes: tuple[tuple[int, ...], ...] = ((8,),),
+        dtype: str = "Float", state: str = "completed", p2p: bool = False,
+    ) -> "Recorder":  # fmt: skip
         """Add one call of the group."""
         seq = 1 + sum(e["process_group"][0] == group and e["is_p2p"] == p2p for e in self.entries)
         self.entries.append(

@@ -36,14 +36,9 @@ UNITS = ("", "", "", "", "ns", "%", "%", "%", "%", "%", "byte", "", "")
 
 
 def launch(
-    name: str,
-    *,
-    grid: str = "(64, 1, 1)",
-    sm: float = 10,
-    memory: float = 80,
-    occupancy: float = 50,
+    name: str, *, grid: str = "(64, 1, 1)", sm: float = 10, memory: float = 80, occupancy: float = 50,
     size: int = 10_000,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     return name, "(128, 1, 1)", grid, 1000.0, occupancy, sm, memory, memory, 5.0, size, 3.0, 1.0
 
 

@@ -65,18 +65,10 @@ def resolved(
     count = len(operators)
     ids, numbers, none = np.zeros(count, np.int32), np.zeros(count, np.int64), np.empty(0, np.int64)
     thread = OwnedThread(
-        TRAINING,
-        name=np.arange(count, dtype=np.int32),
-        depth=np.arange(count, dtype=np.int32) if nested else ids,
-        stack=ids,
-        module=ids,
-        sequence=numbers,
-        step=numbers,
-        gap_before=none,
-        gap_stack=none.astype(np.int32),
-        gap_ns=none,
-        gap_calls=none,
-    )
+        TRAINING, name=np.arange(count, dtype=np.int32), depth=np.arange(count, dtype=np.int32) if nested else ids,
+        stack=ids, module=ids, sequence=numbers, step=numbers, gap_before=none, gap_stack=none.astype(np.int32),
+        gap_ns=none, gap_calls=none,
+    )  # fmt: skip
     frame = Frame(file, line, "forward", is_user=True, line_to=line_to)
     owners = RankOwners(0, EXECUTING, "", (frame,), ((0,),), (), operators, (thread,))
     return with_operator_lines(owners, SourceText(folder)).frames[0]

@@ -74,14 +74,8 @@ def test_worked_example(tmp_path: Path) -> None:
     trace.kernel("gemm", at=40, start=1100, end=1200)
     account = not_none(rank_account(built_run(tmp_path, [trace]).ranks[0]))
     assert {name: ns // 1000 for name, ns in totals(account).items()} == {
-        "window": 1200,
-        "compute": 500,
-        "comm": 300,
-        "memory": 150,
-        "exposed": 150,
-        "hidden": 100,
-        "idle": 400,
-    }
+        "window": 1200, "compute": 500, "comm": 300, "memory": 150, "exposed": 150, "hidden": 100, "idle": 400,
+    }  # fmt: skip
     assert account.overlap_pct == pytest.approx(100 / 3)
     assert account.overlap_efficiency == pytest.approx(1 / 3)
     assert account.warnings == ()

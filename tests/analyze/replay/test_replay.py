@@ -1,6 +1,5 @@
 """The replay of a recorded job takes as long as the job did, and its critical path names what decides the step."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.analyze.step_logs import log_lines, write_log
 from tests.not_none import not_none
 
 from stepscope.analyze.replay.removal import critical_path
@@ -131,13 +131,7 @@ def recorded(
     (trace,) = job.traces
     marks = [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
     trace.events += [{**e, "name": "forward_pass", "dur": e["dur"]} for e in marks]
-    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    for step, ms in enumerate(forward_ms):
-        at, dur = step * 10_000_000, 10_000_000
-        regions = {"forward_pass": {"ns": int(ms * 1e6), "n": 1}}
-        about = {"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": False, "phase": "after"}
-        lines.append({**about, "regions": regions})
-    (folder / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    write_log(folder, 0, log_lines({"forward_pass": ms, "outside": 10 - ms} for ms in forward_ms), ranks=1)
     return job.aligned(folder)
 
 

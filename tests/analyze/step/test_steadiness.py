@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run, true_ns
+from tests.analyze.step_logs import log_lines
 from tests.not_none import not_none
 
 from stepscope.analyze.account import account_of
@@ -27,15 +28,7 @@ def noise(n: int, sigma: float = 0.5) -> Any:
 
 
 def log(rank: int, ms: Any, *, profiled: range = range(0)) -> StepLog:
-    lines = []
-    at = 0
-    for n, dur_ms in enumerate(np.asarray(ms, float)):
-        dur = round(dur_ms * NS_PER_MS)
-        lines.append(
-            {"step": n, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": n in profiled, "phase": "before"}
-        )
-        at += dur
-    return step_log_of(lines, rank=rank)
+    return step_log_of(log_lines(ms, window=profiled), rank=rank)
 
 
 def test_warm_up_is_found_and_left_out() -> None:

@@ -28,16 +28,9 @@ def nine_jobs(folder: Path) -> Path:
 
 
 def light_run(
-    folder: Path,
-    *,
-    created: str,
-    step_ms: float = 20.0,
-    hosts: Sequence[str] = ("a", "b"),
-    late_ms: Sequence[float] = (),
-    commit: str = "c" * 40,
-    steps: int = 40,
-    seed: int = 0,
-) -> Path:
+    folder: Path, *, created: str, step_ms: float = 20.0, hosts: Sequence[str] = ("a", "b"),
+    late_ms: Sequence[float] = (), commit: str = "c" * 40, steps: int = 40, seed: int = 0,
+) -> Path:  # fmt: skip
     """Write a run of one rank per host: each step takes as long as the latest rank, the others wait for it."""
     folder.mkdir(parents=True)
     noise = np.random.default_rng(seed).normal(0, 0.1, (len(hosts), steps))
@@ -56,15 +49,9 @@ def light_run(
             now += dur
         (folder / f"rank{rank:05d}.steps.jsonl").write_text("\n".join(lines) + "\n")
     described = {
-        "schema": 1,
-        "created": created,
-        "commit": commit,
-        "command": COMMAND,
-        "world_size": len(hosts),
-        "strategy": "ddp",
-        "device": {"kind": "cuda", "name": "NVIDIA H200"},
-        "model": {"parameters": 72},
+        "schema": 1, "created": created, "commit": commit, "command": COMMAND, "world_size": len(hosts),
+        "strategy": "ddp", "device": {"kind": "cuda", "name": "NVIDIA H200"}, "model": {"parameters": 72},
         "ranks": {str(rank): {"host": host} for rank, host in enumerate(hosts)},
-    }
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(described))
     return folder

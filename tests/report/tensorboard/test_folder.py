@@ -1,7 +1,6 @@
 """The folder for TensorBoard: traces byte for byte, and curves that an independent reader gets back."""
 
 import gzip
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines, write_log
 from tests.diagnose.late import OWN_US, late_run
 from tests.report.trace_processor import fields
 
@@ -78,11 +78,7 @@ def test_curves_are_those_of_the_account(tmp_path: Path) -> None:
 
 
 def test_logged_steps_are_a_curve_of_their_own(tmp_path: Path) -> None:
-    lines = [
-        json.dumps({"step": n, "start_ns": n * 10**9, "end_ns": n * 10**9 + 5, "dur_ns": 5, "profiled": n == 1})
-        for n in range(4)
-    ]
-    (tmp_path / "rank00000.steps.jsonl").write_text("\n".join(lines) + "\n")
+    write_log(tmp_path, 0, log_lines([5.0] * 4, window=range(1, 2)))
     r = RankTrace(0)
     r.step(1, 0, 1000)
     r.kernel("k", at=10, start=20, end=900)
