@@ -68,13 +68,8 @@ def test_number_that_nothing_holds_is_unknown_and_named(text: str) -> None:
 DOORS = {"side_file.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
 """where files that anybody may have written are opened, each after a look at what they are"""
 OWN_FILES = {
-    "cli/main.py",
-    "cli/investigate.py",
-    "cost/chips.py",
-    "cli/demo.py",
-    "cli/view.py",
-    "trace/scanner/scanner.py",
-}
+    "cli/main.py", "cli/investigate.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/scanner.py",
+}  # fmt: skip
 """which open what the program itself brings or has just made"""
 
 
@@ -167,10 +162,7 @@ def calls(*endings: str) -> list[tuple[str, ast.Call]]:
 def test_no_output_is_written_past_the_door() -> None:
     writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
-    assert {file for file, _ in calls("atomic_write")} >= {
-        "cli/outputs.py",
-        "trusted_file.py",
-    }
+    assert {file for file, _ in calls("atomic_write")} >= {"cli/outputs.py", "trusted_file.py"}
 
 
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:

@@ -105,9 +105,6 @@ def test_nothing_is_written_where_others_can_write(tmp_path: Path, change: Calla
     assert not list(folder.iterdir())
 
 
-# All caches of a run -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that runs every command that has a cache, on runs that count as large."""

@@ -19,15 +19,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hosts = ["h1", "bad", "h3", "h4"]
     for n in range(1, 9):
         light_run(
-            folder / f"run-{n}",
-            created=f"2026-11-{n:02d}T08:00:00+00:00",
-            step_ms=20.0 + n % 3 / 10 + (4.0 if n == 8 else 0.0),
-            hosts=hosts,
-            late_ms=(0.0, 3.0),
-            commit=("b" if n == 8 else "a") * 40,
-            seed=n,
-            steps=12,
-        )
+            folder / f"run-{n}", created=f"2026-11-{n:02d}T08:00:00+00:00",
+            step_ms=20.0 + n % 3 / 10 + (4.0 if n == 8 else 0.0), hosts=hosts, late_ms=(0.0, 3.0),
+            commit=("b" if n == 8 else "a") * 40, seed=n, steps=12,
+        )  # fmt: skip
     return folder
 
 

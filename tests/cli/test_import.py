@@ -109,9 +109,6 @@ def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) ->
     assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
 
 
-# NVIDIA's own reports -------------------------------------------------------------------------------------------------
-
-
 def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = export(tmp_path, 1)
     fake_tool(

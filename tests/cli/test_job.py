@@ -211,14 +211,9 @@ def test_a_counter_that_starts_again_goes_on(tmp_path: Path, capsys: pytest.Capt
 
 def test_another_world_size_has_other_usual_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(
-        tmp_path / "run",
-        start=0,
-        first=3,
-        end=23,
-        steps=[plain(20)] * 4,
-        killed=(0, 1, 2, 3),
+        tmp_path / "run", start=0, first=3, end=23, steps=[plain(20)] * 4, killed=(0, 1, 2, 3),
         saves=((22.9, 23, "/c"),),
-    )
+    )  # fmt: skip
     plant(
         tmp_path / "run-2", start=24, first=28, end=52, launched=0, restart=1, loads=((26, 27, "/c"),),
         steps=[plain(12, 2.0)] * 2,

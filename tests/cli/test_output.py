@@ -125,17 +125,11 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
 
 
 COMMANDS = {
-    "report": ["no-such-run"],
-    "whatif": ["no-such-run", "--set", "straggler=off"],
-    "code": ["no-such-run"],
-    "compare": ["no-such-run", "no-other-run"],
-    "health": ["no-such-run"],
-    "history": ["no-such-folder"],
-    "job": ["no-such-run"],
-    "investigate": ["no-such-run"],
-    "calibrate": ["--from-csv", "no-such-file.csv"],
+    "report": ["no-such-run"], "whatif": ["no-such-run", "--set", "straggler=off"], "code": ["no-such-run"],
+    "compare": ["no-such-run", "no-other-run"], "health": ["no-such-run"], "history": ["no-such-folder"],
+    "job": ["no-such-run"], "investigate": ["no-such-run"], "calibrate": ["--from-csv", "no-such-file.csv"],
     "sql": ["no-such-run", "select 1"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

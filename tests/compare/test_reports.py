@@ -66,19 +66,11 @@ def test_waterfall_rows_of_both_sides() -> None:
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
-        ("step_ms>5%", False),
-        ("step_ms>15%", True),
-        ("step_ms<-5%", True),
-        ("mfu<-5%", False),
-        ("step.profiled_ms>5%", False),
-        ("step.tokens_per_s<-5%", False),
-        ("step_ms>12", True),
-        ("step_ms>10.5", False),
-        ("collectives.*.wait_ms>5%", True),
-        ("findings.straggler.saving_pct>5", True),
-        ("stragglers.count>0", True),
+        ("step_ms>5%", False), ("step_ms>15%", True), ("step_ms<-5%", True), ("mfu<-5%", False),
+        ("step.profiled_ms>5%", False), ("step.tokens_per_s<-5%", False), ("step_ms>12", True), ("step_ms>10.5", False),
+        ("collectives.*.wait_ms>5%", True), ("findings.straggler.saving_pct>5", True), ("stragglers.count>0", True),
     ],
-)
+)  # fmt: skip
 def test_gates_judge_the_change_or_the_second_side(text: str, holds: bool) -> None:
     assert judged(text).holds is holds
 
@@ -112,21 +104,13 @@ REPORT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("step_ms", [10.0]),
-        ("data_loading_pct", [35.0]),
-        ("checks.data_loading_pct.value", [35.0]),
-        ("wait_pct", [20.0]),
-        ("hfu", [0.4]),
-        ("step.budget.forward.pct", [80]),
-        ("ranks.*.idle_ms", [1.0, 7.0]),
-        ("ranks.0.step_ms.1", [11.0]),
-        ("collectives.all_reduce.busbw_gb_per_s", [3.0, 9.0]),
-        ("findings.straggler.saving_pct", [12.0]),
-        ("findings.data-loading.saving_pct", [0.0]),
-        ("stragglers.count", [1]),
-        ("efficiency.mfu", [None]),
+        ("step_ms", [10.0]), ("data_loading_pct", [35.0]), ("checks.data_loading_pct.value", [35.0]),
+        ("wait_pct", [20.0]), ("hfu", [0.4]), ("step.budget.forward.pct", [80]), ("ranks.*.idle_ms", [1.0, 7.0]),
+        ("ranks.0.step_ms.1", [11.0]), ("collectives.all_reduce.busbw_gb_per_s", [3.0, 9.0]),
+        ("findings.straggler.saving_pct", [12.0]), ("findings.data-loading.saving_pct", [0.0]),
+        ("stragglers.count", [1]), ("efficiency.mfu", [None]),
     ],
-)
+)  # fmt: skip
 def test_names_lead_to_their_numbers(name: str, value: list[float | None]) -> None:
     assert numbers(REPORT, name) == value
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.contract.collectives import bus_factor
 from stepscope.contract.live import (
     LIVE_FOLDER,
     MAX_ASKED_STEPS,
@@ -26,23 +25,6 @@ from stepscope.contract.step_line import BEFORE, FORWARD, WARMUP, Region, StepLi
 from stepscope.record.steps import StepLog
 from stepscope.run.side_files import step_log_of
 from stepscope.side_file import OutputRefusedError
-
-
-@pytest.mark.parametrize(
-    ("operation", "factor"),
-    [
-        ("all_reduce", 1.5),  # 2 (P - 1) / P
-        ("all_gather", 0.75),  # (P - 1) / P
-        ("reduce_scatter", 0.75),
-        ("all_to_all", 0.75),
-        ("gather", 0.75),
-        ("scatter", 0.75),
-        ("broadcast", 1.0),
-        ("send", 1.0),
-    ],
-)
-def test_bus_bandwidth_of_four_ranks(operation: str, factor: float) -> None:
-    assert bus_factor(operation, 4) == factor
 
 
 def left(folder: Path, name: str, content: Any) -> Path:

@@ -113,18 +113,13 @@ PACKED = {"cu_seqlens": torch.tensor([0, 300, 512], dtype=torch.int32), "input_i
 @pytest.mark.parametrize(
     ("batch", "samples", "tokens"),
     [
-        (TOKENS, 4, 512),
-        ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
-        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512),
-        (PACKED, 2, 512),
+        (TOKENS, 4, 512), ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
+        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512), (PACKED, 2, 512),
         (pack_sequence([torch.arange(5), torch.arange(3), torch.arange(2)]), 3, 10),
-        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None),
-        ([IMAGES, LABELS], 8, None),
-        (IMAGES.to(torch.uint8), 8, None),
-        ({"x": {"ids": (TOKENS,)}}, 4, 512),
-        ((torch.tensor(1.0),), None, None),
+        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None), ([IMAGES, LABELS], 8, None),
+        (IMAGES.to(torch.uint8), 8, None), ({"x": {"ids": (TOKENS,)}}, 4, 512), ((torch.tensor(1.0),), None, None),
         (None, None, None),
     ],
-)
+)  # fmt: skip
 def test_contents_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
     assert contents_of(batch) == (samples, tokens)

@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from stepscope.lab.experiment import Trial
-from stepscope.lab.tune import (
-    EQUAL,
-    INEXACT,
-    ROUNDING,
-    Candidate,
-    Job,
-    Loader,
-    agreement,
-    candidates,
-    tune,
-)
+from stepscope.lab.tune import EQUAL, INEXACT, ROUNDING, Candidate, Job, Loader, agreement, candidates, tune
 from stepscope.stats.change import FALSE_ALARMS
 
 LOADER = Loader(0, pin_memory=False, prefetch_factor=None, persistent_workers=False, map_style=True)

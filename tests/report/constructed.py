@@ -79,14 +79,8 @@ def _code_trees() -> dict[str, Any]:
     statistic = {"name": "train.py:43", "label": "step", "host": 120.0, "device": 12.0}
     step = {"name": "train.py:40", "label": "main", "host": 210.0, "device": 200.0, "backward_device": 96.0}
     root = {
-        "name": "",
-        "label": "",
-        "host": 212.0,
-        "device": 201.0,
-        "backward_device": 96.0,
-        "comm": 9.0,
-        "exposed": 4.0,
-    }
+        "name": "", "label": "", "host": 212.0, "device": 201.0, "backward_device": 96.0, "comm": 9.0, "exposed": 4.0,
+    }  # fmt: skip
     whole = {"name": "layers", "label": "layers", "host": 80.0, "device": 188.0, "backward_device": 96.0}
     return {
         "lines": {**root, "exposed": 4.0, "children": [{**step, "children": [forward, statistic]}]},
@@ -200,19 +194,12 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
     kind, name = each[0].astype(np.uint8), each[1].copy()
     kind[idle], name[idle], launched[idle] = KINDS.index("idle"), len(KERNELS) + len(COLLECTIVES), NO_MATCH
     return Slices(
-        step=100,
-        ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()),
-        span_ns=int(STEP_NS),
-        rank=np.repeat(np.arange(drawn), per_rank),
-        kind=kind,
+        step=100, ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()), span_ns=int(STEP_NS),
+        rank=np.repeat(np.arange(drawn), per_rank), kind=kind,
         start_ns=np.hstack((start, begin)).reshape(-1).astype(np.int64),
         dur_ns=np.hstack((dur, end - begin)).reshape(-1).astype(np.int64),
-        wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64),
-        name=name,
-        match=each[2],
-        launch=launched,
-        delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
-        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"),
-        launches=LAUNCHES,
+        wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64), name=name, match=each[2],
+        launch=launched, delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
+        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"), launches=LAUNCHES,
         matched=MatchedCollectives(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
-    )
+    )  # fmt: skip

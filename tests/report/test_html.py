@@ -19,7 +19,6 @@ from tests.report.constructed import constructed, constructed_page
 
 from stepscope.analysis import load as analysed
 from stepscope.analyze.account import Account, account_of
-from stepscope.cli.main import main
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.document.sentence import headline_sentence
@@ -130,16 +129,6 @@ def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
         inline = not_none(re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
         digest = base64.b64encode(hashlib.sha256(inline[1].encode()).digest()).decode()
         assert f"{kind} 'sha256-{digest}'" in policy[1]
-
-
-def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in two_ranks():
-        rank.write(tmp_path)
-    out = tmp_path / "report.html"
-    assert main(["report", str(tmp_path), "--html", str(out)]) == 0
-    assert out.read_text().startswith("<!doctype html>")
-    assert main(["report", str(tmp_path), "--html", str(out)]) == 2
-    assert "already exists; use --force" in capsys.readouterr().err
 
 
 def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path: Path) -> None:

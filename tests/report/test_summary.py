@@ -134,17 +134,12 @@ def crowded(document: Json) -> Json:
         "recording": {"kind": "fragment", "ranks_missing": [], "cannot_show": [words] * 3},
         "costly_lines": [
             {
-                "file": "t.py",
-                "line": n,
-                "module": "m" * 90,
-                "critical_ms": 1.0,
-                "saving_ms": 1.0,
-                "trains": False,
+                "file": "t.py", "line": n, "module": "m" * 90, "critical_ms": 1.0, "saving_ms": 1.0, "trains": False,
                 "pct": 20.0,
             }
             for n in range(9)
         ],
-    }
+    }  # fmt: skip
 
 
 def test_crowded_document_fits_one_screen(late: Json) -> None:

@@ -51,16 +51,10 @@ def hard_job(seed: int) -> Job:
     late = [0.0] * 5
     late[rng.randrange(5)] = rng.uniform(3000, 9000)
     return Job(
-        ranks=5,
-        steps=14,
-        step_us=0.6 * SECOND,
-        late_us=late,
+        ranks=5, steps=14, step_us=0.6 * SECOND, late_us=late,
         offset_us=[rng.uniform(-10, 10) * SECOND for _ in range(5)],
-        drift_ppm=[rng.uniform(-100, 100) for _ in range(5)],
-        arrival_jitter_us=2000,
-        end_jitter_us=3,
-        seed=seed,
-    )
+        drift_ppm=[rng.uniform(-100, 100) for _ in range(5)], arrival_jitter_us=2000, end_jitter_us=3, seed=seed,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))

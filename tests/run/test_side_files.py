@@ -1,6 +1,7 @@
 """Everything that the recorder writes beside the traces is read, damaged or not, and becomes evidence."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,9 @@ def write(path: Path, *lines: dict[str, Any], tail: str = "") -> None:
 
 def state(step: int, *, clock: int = 1980, reasons: tuple[str, ...] = (), used: int = 3 * GB) -> dict[str, Any]:
     return {
-        "kind": "state",
-        "time_ns": 10**9 * step,
-        "step": step,
-        "sm_clock_mhz": clock,
-        "power_w": 300.0,
-        "temperature_c": 60,
-        "utilization_pct": 90,
-        "throttle_reasons": list(reasons),
-        "memory_used_bytes": used,
-    }
+        "kind": "state", "time_ns": 10**9 * step, "step": step, "sm_clock_mhz": clock, "power_w": 300.0,
+        "temperature_c": 60, "utilization_pct": 90, "throttle_reasons": list(reasons), "memory_used_bytes": used,
+    }  # fmt: skip
 
 
 def run_folder(folder: Path, *, throttled: int | None = None, used: int = 3 * GB) -> Path:
@@ -95,12 +89,17 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     assert account.devices[0].sm_clock_mhz is None
 
 
-def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+def second_window(folder: Path) -> Path:
     later = folder / "window1"
     later.mkdir()
     for trace in folder.glob("*.trace.json.gz"):
-        (later / trace.name).write_bytes(trace.read_bytes())
+        shutil.copy(trace, later)
+    return later
+
+
+def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    later = second_window(folder)
     first = load(folder)
     assert any("window1 of this run" in line for line in first.warnings)
     second = load(later)
@@ -111,10 +110,7 @@ def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path)
 
 def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    later = folder / "window1"
-    later.mkdir()
-    for trace in folder.glob("*.trace.json.gz"):
-        (later / trace.name).write_bytes(trace.read_bytes())
+    later = second_window(folder)
     why = "alarm: rank 1 is 7.90 ms late per step (1.38 x the others) since about step 340"
     described = json.loads((folder / "run.json").read_text())
     windows = [{"window": 0, "ranks": {"0": {"asked_by": None}}}, {"window": 1, "ranks": {"0": {"asked_by": why}}}]

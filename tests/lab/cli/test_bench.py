@@ -59,16 +59,10 @@ def test_existing_results_are_not_overwritten(tmp_path: Path, capsys: pytest.Cap
 
 def record(variant: str, run: int, step_ms: float) -> dict[str, Any]:
     return {
-        "what": "samples",
-        "variant": variant,
-        "run": run,
-        "warmup_ms": [step_ms],
-        "step_ms": [step_ms] * 30,
-        "losses": [1.0] * 30,
-        "memory_allocated_gb": None,
-        "peak_memory_allocated_gb": None,
+        "what": "samples", "variant": variant, "run": run, "warmup_ms": [step_ms], "step_ms": [step_ms] * 30,
+        "losses": [1.0] * 30, "memory_allocated_gb": None, "peak_memory_allocated_gb": None,
         "peak_memory_reserved_gb": None,
-    }
+    }  # fmt: skip
 
 
 TRACED: dict[str, Any] = {"what": "trace", "run": None, "paths": []}

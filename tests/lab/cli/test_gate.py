@@ -24,16 +24,9 @@ class PlantedJob:
         self.takes_turns = False
 
     def __call__(
-        self,
-        command: Sequence[str],
-        log: Path,
-        *,
-        steps: int,
-        folder: Path | None,
-        light: bool = True,
-        turn_address: str | None = None,
-        **_: Any,
-    ) -> tuple[Path | None, str | None]:
+        self, command: Sequence[str], log: Path, *, steps: int, folder: Path | None, light: bool = True,
+        turn_address: str | None = None, **_: Any,
+    ) -> tuple[Path | None, str | None]:  # fmt: skip
         self.ran.append((tuple(command), folder))
         if self.fails:
             return None, self.fails.pop()
