@@ -203,15 +203,11 @@ class RankTrace:
     ) -> dict[str, Any]:
         ranks = list(self.groups[group])
         record = {
-            "Collective name": op,
-            "In msg nelems": elements,
-            "Out msg nelems": elements if out_elements is None else out_elements,
-            "dtype": dtype,
-            "Group size": len(ranks),
-            "Process Group Name": group,
-            "Process Group Description": self._description(group),
-            "Process Group Ranks": str(ranks),
-        }
+            "Collective name": op, "In msg nelems": elements,
+            "Out msg nelems": elements if out_elements is None else out_elements, "dtype": dtype,
+            "Group size": len(ranks), "Process Group Name": group,
+            "Process Group Description": self._description(group), "Process Group Ranks": str(ranks),
+        }  # fmt: skip
         if peer is not None:
             record["Dst Rank" if op == "send" else "Src Rank"] = peer
         return record
@@ -244,18 +240,9 @@ class RankTrace:
         self, category: str, name: str, start: float, end: float, *, pid: int, tid: int, args: dict[str, Any]
     ) -> None:
         start_ns, end_ns = self._local_ns(start), self._local_ns(end)
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": category,
-                "name": name,
-                "pid": pid,
-                "tid": tid,
-                "ts": start_ns / 1000,  # exact: far below the 2^53 ns that a float64 holds
-                "dur": (end_ns - start_ns) / 1000,
-                "args": args,
-            }
-        )
+        # exact: far below the 2^53 ns that a float64 holds
+        times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
     def _local_ns(self, true_us: float) -> int:
         return round((true_us * (1 + self.drift_ppm * 1e-6) + self.clock_offset_us + 1_000_000) * 1000)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.analyze.step_logs import log_lines, write_log
+
 NS = 1_000_000_000
 EPOCH = 1_800_000_000 * NS  # some day in 2027
 
@@ -37,14 +39,12 @@ def plant(
             "group_ns": [at(start + 1), at(start + 1.5)],
             "checkpoints": [["load", at(a), at(b), path] for a, b, path in loads],
         }
-        lines: list[dict[str, Any]] = [{"schema": 1, "rank": rank, "world_size": len(steps), "lifetime": lifetime}]
-        now = first
-        for number, (dur, regions) in enumerate(of_rank):
-            line = {"step": number, "start_ns": at(now), "end_ns": at(now + dur), "dur_ns": round(dur * NS)}
-            own = {name: {"ns": round(s * NS), "n": 1} for name, s in regions.items()}
-            lines.append({**line, "device_ns": None, "profiled": False, "phase": "before", "regions": own})
-            now += dur
-        (folder / f"rank{rank:05d}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        in_ms = [{"outside": 1000 * dur} for dur, _ in of_rank]
+        for ms, (_, regions) in zip(in_ms, of_rank, strict=True):
+            ms |= {name: 1000 * s for name, s in regions.items()}
+            ms["outside"] -= 1000 * sum(regions.values())
+        lines = log_lines(in_ms, window=range(len(in_ms), len(in_ms)), at_ns=at(first))
+        write_log(folder, rank, lines, ranks=len(steps), lifetime=lifetime)
         facts: dict[str, Any] = {
             "ended": "killed" if rank in killed else "closed",
             "ended_ns": at((ends or {}).get(rank, end)),

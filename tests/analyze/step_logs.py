@@ -27,10 +27,12 @@ def log_lines(
     return lines
 
 
-def write_log(folder: Path, rank: int, lines: Iterable[dict[str, Any]], *, ranks: int | None = None) -> Path:
+def write_log(
+    folder: Path, rank: int, lines: Iterable[dict[str, Any]], *, ranks: int | None = None, **header: Any
+) -> Path:
     """Write a rank's step log."""
     folder.mkdir(parents=True, exist_ok=True)
-    header = {"schema": 1, "rank": rank} | ({} if ranks is None else {"world_size": ranks})
+    header = {"schema": 1, "rank": rank, **({} if ranks is None else {"world_size": ranks}), **header}
     path = folder / f"rank{rank:05}.steps.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (header, *lines)))
     return path

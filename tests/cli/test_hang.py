@@ -1,13 +1,12 @@
 """`stepscope hang` and `stepscope memory`: dumps and snapshots as text and JSON; hostile ones are one line."""
 
 import json
-import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.hang.dumps import world
+from tests.trace.pickles.test_plain_data import Canary
 
 from stepscope.cli.main import main
 from stepscope.trace.flight_recorder import read_flight_dump
@@ -59,14 +58,6 @@ def test_unreadable_rank_is_named_and_the_rest_reported(tmp_path: Path, capsys: 
     assert main(["hang", str(tmp_path)]) == 3
     captured = capsys.readouterr()
     assert "nccl_trace_rank_1" in captured.err and "no dump of rank 1" in captured.out
-
-
-class Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.path}",)
 
 
 def test_hostile_dump_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,23 +13,17 @@ from stepscope.stats.robust import Difference
 
 
 def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (), **more: Any) -> dict[str, Any]:
+    lost = {"loss": "exposed_transfer", "pct_of_peak": 30.0, "ms_per_step": 3.0}
+    reached = {"loss": "achieved", "pct_of_peak": 70.0, "ms_per_step": 7.0}
+    found = {"saving_alone_ms": 2.0, "saving_pct": 20.0}
     return {
         "run": {"name": "r", "world_size": 4, "device": "chip", "strategy": "ddp", "torch": None},
         "step": {"profiled_ms": step_ms, "unprofiled_ms": None, "tokens_per_s": 1e6 / step_ms, "budget": []},
         "efficiency": {"mfu": 4.0 / step_ms},
-        "waterfall": [
-            {"loss": "exposed_transfer", "pct_of_peak": 30.0, "ms_per_step": 3.0},
-            {"loss": "achieved", "pct_of_peak": 70.0, "ms_per_step": 7.0},
-        ],
-        "collectives": [
-            {"op": "all_reduce", "group": "dp", "wait_ms": 1.0},
-            {"op": "all_reduce", "group": "tp", "wait_ms": 2.0},
-        ],
+        "waterfall": [lost, reached],
+        "collectives": [{"op": "all_reduce", "group": g, "wait_ms": ms} for g, ms in (("dp", 1.0), ("tp", 2.0))],
         "stragglers": [],
-        "findings": [
-            {"id": id_, "title": id_, "ranks": [rank], "saving_alone_ms": 2.0, "saving_pct": 20.0}
-            for id_, rank in findings
-        ],
+        "findings": [{"id": id_, "title": id_, "ranks": [rank], **found} for id_, rank in findings],
         **more,
     }
 

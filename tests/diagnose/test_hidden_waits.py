@@ -44,7 +44,7 @@ def copies_in_no_time(events: list[Event]) -> list[Event]:
             **device, "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "ts": step["ts"] + 5, "dur": 1,
             "args": {**device["args"], **number, "bytes": 8},
         }  # fmt: skip
-        out += [call, copy]
+        out += [call | {"args": number}, copy]
     return out
 
 

@@ -53,17 +53,6 @@ def regions_of(folder: Path | None) -> list[dict[str, int]]:
     return [{name: found["n"] for name, found in json.loads(line)["regions"].items()} for line in lines]
 
 
-@pytest.mark.slow
-def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> None:
-    with recorded(out=tmp_path / "run", **WINDOW) as recording:
-        losses = trained()
-    assert losses == trained()
-    assert recording.run_folder == tmp_path / "run"
-    assert (tmp_path / "run" / trace_file(0)).exists()
-    once = dict.fromkeys(("data_loading", "forward_pass", "backward_pass", "optimizer_step"), 1)
-    assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
-
-
 def test_inside_stepscope_profile_that_recorder_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with stepscope.profile(out=tmp_path / "outer", **WINDOW) as outer:
         with recorded(out=tmp_path / "inner", **WINDOW) as inner:

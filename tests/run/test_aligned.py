@@ -161,22 +161,12 @@ def pipeline(*, coalesced: bool) -> list[RankTrace]:
                     there, ready = (r == low), base + 10_000 * k + 2000 * low
                     peer = low + 1 if there else low
                     if coalesced:
-                        trace.messages(
-                            ("send", peer),
-                            ("recv", peer),
-                            at=ready,
-                            start=ready + 100,
-                            end=ready + 600,
-                            elements=10 + k,
-                        )
-                    else:
-                        first, second = ("send", "recv") if there else ("recv", "send")
-                        trace.collective(
-                            first, at=ready, start=ready + 100, end=ready + 300, peer=peer, elements=10 + k
-                        )
-                        trace.collective(
-                            second, at=ready + 400, start=ready + 500, end=ready + 700, peer=peer, elements=10 + k
-                        )
+                        both = ("send", peer), ("recv", peer)
+                        trace.messages(*both, at=ready, start=ready + 100, end=ready + 600, elements=10 + k)
+                        continue
+                    first, second = ("send", "recv") if there else ("recv", "send")
+                    for op, at in ((first, ready), (second, ready + 400)):
+                        trace.collective(op, at=at, start=at + 100, end=at + 300, peer=peer, elements=10 + k)
         random.Random(r).shuffle(trace.events)
     return traces
 

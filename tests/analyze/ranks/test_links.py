@@ -28,12 +28,9 @@ def job() -> list[RankTrace]:
         )
         trace.step(0, 0, 1000)
         trace.collective("allreduce", at=50, start=100, end=110, elements=250_000, group="tp")
-        trace.collective(
-            "_allgather_base", at=150, start=200, end=240, elements=125_000, out_elements=250_000, group="dp"
-        )
-        trace.collective(
-            "alltoall_base", at=250, start=300, end=350, elements=250_000, out_elements=250_000, group="pp"
-        )
+        shared = {"out_elements": 250_000, "group": "dp"}
+        trace.collective("_allgather_base", at=150, start=200, end=240, elements=125_000, **shared)  # type: ignore[arg-type]
+        trace.collective("alltoall_base", at=250, start=300, end=350, elements=250_000, group="pp")
         if rank in (0, 1):  # 0 to 1 on host a, then 1 to 2 on the other
             op, peer = ("send", 1) if rank == 0 else ("recv", 0)
             trace.collective(op, at=350, start=400, end=420, elements=250_000, group="pp", peer=peer)

@@ -35,17 +35,11 @@ def named(replay: Replay, name: str) -> list[np.ndarray]:
 
 def ddp(*, compute: float = 1, host: float = 1, transfer: float = 1) -> list[Op]:
     """Return a synchronised data-parallel step, its parts longer or shorter by a factor."""
-    return [
-        *(
-            replace(
-                op,
-                host_us=op.host_us * host,
-                device_us=op.device_us * (transfer if op.what == "collective" else compute),
-            )
-            for op in DDP
-        ),
-        SYNC,
+    factor = {"collective": transfer}
+    longer = [
+        replace(op, host_us=op.host_us * host, device_us=op.device_us * factor.get(op.what, compute)) for op in DDP
     ]
+    return [*longer, SYNC]
 
 
 Programs = list[Sequence[Op]]
@@ -125,14 +119,8 @@ def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
             r.kernel("gemm", at=at + 5, start=at + 10, end=at + 1010)
         at += 1012
         for _ in range(copies):
-            r.copy(
-                "DtoH (Device -> Pageable)",
-                at=at + 100,
-                start=at + 110,
-                end=at + 160,
-                call_us=62,
-                size_bytes=size_bytes,
-            )
+            times = {"at": at + 100, "start": at + 110, "end": at + 160, "call_us": 62}
+            r.copy("DtoH (Device -> Pageable)", **times, size_bytes=size_bytes)
             at += 165
         r.step(n, begin, at)
     return not_none(replay_of(account_of(built_run(folder, [r])).shared))

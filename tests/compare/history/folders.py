@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from tests.analyze.step_logs import log_lines, write_log
 
 MS = 1_000_000
 COMMAND = ["torchrun", "train.py"]
@@ -38,16 +39,10 @@ def light_run(
     own = step_ms + late + noise
     whole = own.max(axis=0)
     for rank in range(len(hosts)):
-        lines = [json.dumps({"schema": 1, "rank": rank, "world_size": len(hosts)})]
-        now = 0
-        for step in range(steps):
-            dur, wait = round(whole[step] * MS), round((whole[step] - own[rank, step]) * MS)
-            line = {"step": step, "dur_ns": dur, "profiled": False, "phase": "before", "start_ns": now}
-            line |= {"end_ns": now + dur, "device_ns": None, "regions": {"gradient_sync": {"ns": wait, "n": 1}}}
-            line |= {"memory": {"reserved_bytes": 3_000_000_000 + rank}}
-            lines.append(json.dumps(line))
-            now += dur
-        (folder / f"rank{rank:05d}.steps.jsonl").write_text("\n".join(lines) + "\n")
+        waits = whole - own[rank]
+        times = ({"gradient_sync": wait, "outside": step - wait} for step, wait in zip(whole, waits, strict=True))
+        memory = {"reserved_bytes": 3_000_000_000 + rank}
+        write_log(folder, rank, log_lines(times, window=range(99, 99), memory=memory), ranks=len(hosts))
     described = {
         "schema": 1, "created": created, "commit": commit, "command": COMMAND, "world_size": len(hosts),
         "strategy": "ddp", "device": {"kind": "cuda", "name": "NVIDIA H200"}, "model": {"parameters": 72},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.owners.owned_folder import owned_folder
+from tests.analyze.step_logs import log_lines, write_log
 
 from stepscope.cli.main import main
 from stepscope.lab.cli import trials
@@ -45,14 +46,9 @@ class PlantedJob:
             while more := steps_of_turn(turn_address, **report):
                 self.turns.append((log.stem[-4:], more))
                 steps += more
-        lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1, "created_ns": 0}]
-        at = 0
-        for n in range(steps):
-            dur = round(1e6 * cost * (1 + 0.004 * ((7 * n + 3 * len(self.ran)) % 5 - 2)))
-            times = {"start_ns": at, "end_ns": at + dur, "dur_ns": dur, "device_ns": None}
-            lines.append({"step": n, **times, "profiled": False, "phase": "before", "regions": {}})
-            at += dur
-        (out / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        noise = ((7 * n + 3 * len(self.ran)) % 5 - 2 for n in range(steps))
+        lines = log_lines((cost * (1 + 0.004 * one) for one in noise), window=range(steps, steps), at_ns=0)
+        write_log(out, 0, lines, ranks=1, created_ns=0)
         return out, None
 
 
