@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.two_ranks import on_two_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.contract.live import TRIAL
@@ -29,7 +30,7 @@ def patches() -> Iterator[Patches]:
 DATA = TensorDataset(torch.zeros(8, 2))
 
 
-def test_loader_gets_workers_and_what_needs_them(patches: Patches) -> None:
+def test_loader_gets_workers_and_what_needs_them(patches):
     wanted = {"loader.num_workers": 2, "loader.persistent_workers": True, "loader.prefetch_factor": 3}
     settings = Settings(wanted)
     settings.apply(patches)
@@ -43,9 +44,7 @@ def test_loader_gets_workers_and_what_needs_them(patches: Patches) -> None:
     ("options", "fused"),
     [({}, True), ({"foreach": True}, None), ({"fused": False}, False), ({"capturable": True}, None)],
 )
-def test_optimizer_is_fused_where_the_script_did_not_choose(
-    patches: Patches, options: dict, fused: bool | None
-) -> None:
+def test_optimizer_is_fused_where_the_script_did_not_choose(patches, options, fused):
     settings = Settings({"optimizer.fused": True})
     settings.apply(patches)
     model = torch.nn.Linear(2, 2)
@@ -54,7 +53,7 @@ def test_optimizer_is_fused_where_the_script_did_not_choose(
     assert bool(settings.took) == (fused is True)
 
 
-def test_switches_are_set_again_after_the_script_set_them(patches: Patches) -> None:
+def test_switches_are_set_again_after_the_script_set_them(patches):
     before = torch.backends.cudnn.benchmark
     settings = Settings({"cudnn.benchmark": True})
     settings.apply(patches)
@@ -64,7 +63,7 @@ def test_switches_are_set_again_after_the_script_set_them(patches: Patches) -> N
     torch.backends.cudnn.benchmark = before
 
 
-def test_losses_are_kept_and_a_trial_writes_what_it_computed(patches: Patches, tmp_path: Path) -> None:
+def test_losses_are_kept_and_a_trial_writes_what_it_computed(patches, tmp_path):
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -122,7 +121,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstRun, Trials, l
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_the_first_run_names_the_loader(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_the_first_run_names_the_loader(tuned):
     first = tuned[0]
     assert first.findings[0]["id"] == "data-loading" and first.job.loaders[0].num_workers == 0
     assert first.job.optimizer == "SGD" and first.job.device == "cpu"
@@ -130,7 +129,7 @@ def test_the_first_run_names_the_loader(tuned: tuple[FirstRun, Trials, list[Tria
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_workers_help_with_equal_losses(tuned):
     unchanged, helped = tuned[2]
     assert unchanged.failed is None and helped.failed is None
     assert helped.took == ("loader.num_workers",)
@@ -142,7 +141,7 @@ def test_workers_help_with_equal_losses(tuned: tuple[FirstRun, Trials, list[Tria
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[FirstRun, Trials, list[Trial]]) -> None:
+def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned):
     _, trials, found = tuned
     assert [trial.steps.shape[1] for trial in found] == [STEPS, STEPS]
     assert [one["step_ms"] for one in trials.records] == [
@@ -152,7 +151,7 @@ def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[First
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_a_job_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
+def test_a_job_that_hangs_is_ended_with_all_its_children(tmp_path):
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     runner = BoundedRun(tmp_path / "log", limit_s=1.0, run_id="trial-that-hangs")
     code = runner([sys.executable, "-S", "-c", script], {"STEPSCOPE_RECORD": '{"run_id": "trial-that-hangs"}'})
@@ -165,10 +164,9 @@ SCRIPT = str(Path(__file__).parent / "ddp_job.py")
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_two_ranks_end_together_with_all_steps_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_end_together_with_all_steps_written(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    trials = Trials([*torchrun, SCRIPT], tmp_path, steps=60, warmup=2, limit_s=600)
+    trials = Trials(on_two_ranks(SCRIPT), tmp_path, steps=60, warmup=2, limit_s=600)
     bucket = Candidate("bucket", ROUNDING, "", {"ddp.bucket_cap_mb": 5})
     found = trials("once", bucket)
     assert found.failed is None and found.steps.shape[1] == 60 and found.took == ("ddp.bucket_cap_mb",)
