@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.two_ranks import on_two_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.contract.live import TRIAL
@@ -166,7 +165,8 @@ SCRIPT = str(Path(__file__).parent / "ddp_job.py")
 @pytest.mark.slow
 def test_two_ranks_end_together_with_all_steps_written(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    trials = Trials(on_two_ranks(SCRIPT), tmp_path, steps=60, warmup=2, limit_s=600)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    trials = Trials([*torchrun, SCRIPT], tmp_path, steps=60, warmup=2, limit_s=600)
     bucket = Candidate("bucket", ROUNDING, "", {"ddp.bucket_cap_mb": 5})
     found = trials("once", bucket)
     assert found.failed is None and found.steps.shape[1] == 60 and found.took == ("ddp.bucket_cap_mb",)
