@@ -26,7 +26,7 @@ if str(LAZY_TORCH) not in (path := os.environ.get("PYTHONPATH", "")):
 
 
 @pytest.fixture(scope="session")
-def simulated_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the simulated traces of two ranks, the second one late; it is only read."""
     from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
@@ -48,10 +48,10 @@ def late_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def large_folder(simulated_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a copy of the simulated run that counts as large: what is found in it is cached."""
     monkeypatch.setattr("stepscope.document.cache.MIN_RAW_BYTES", 1)
-    return Path(shutil.copytree(simulated_folder, tmp_path / "run"))
+    return Path(shutil.copytree(folder, tmp_path / "run"))
 
 
 @pytest.fixture

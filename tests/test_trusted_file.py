@@ -51,14 +51,10 @@ def test_only_the_owner_can_write_whatever_the_umask(tmp_path: Path, permissions
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: path.chmod(0o620),
-        lambda path: path.chmod(0o602),
-        lambda path: path.parent.chmod(0o770),
-        lambda path: path.parent.chmod(0o707),
-        give_away,
-        lambda path: give_away(path.parent),
+        lambda path: path.chmod(0o620), lambda path: path.chmod(0o602), lambda path: path.parent.chmod(0o770),
+        lambda path: path.parent.chmod(0o707), give_away, lambda path: give_away(path.parent),
     ],
-)
+)  # fmt: skip
 def test_what_another_user_may_have_changed_is_refused(place: Path, change: Callable[[Path], None]) -> None:
     change(place)
     assert not is_trusted_file(place)

@@ -12,14 +12,10 @@ from stepscope.diagnose.finding import Kind
 from stepscope.diagnose.findings import KINDS
 
 LAZY = {
-    "memory": "memory.memory_view",
-    "steadiness": "steadiness.steadiness",
-    "kernels": "kernels.kernel_table",
-    "operators": "operators.operator_table",
-    "critical path": "replay.removal.critical_path",
-    "overlap": "account.overlap_efficiency",
-    "parallel strategies": "account.by_strategy",
-}
+    "memory": "memory.memory_view", "steadiness": "steadiness.steadiness", "kernels": "kernels.kernel_table",
+    "operators": "operators.operator_table", "critical path": "replay.removal.critical_path",
+    "overlap": "account.overlap_efficiency", "parallel strategies": "account.by_strategy",
+}  # fmt: skip
 EAGER = {
     "waterfall": "waterfall", "stragglers": "find_stragglers", "replay": "replay_of", "logged steps": "training_step",
     "device state": "device_states", "collectives": "collective_rows", "late rank": "late_rank",

@@ -109,17 +109,13 @@ def test_profiles_need_owners(late_folder: Path, tmp_path: Path, capsys: pytest.
         (["--perfetto", "{new}", "--steps", "8"], "write FIRST:LAST"),
         (["--perfetto", "{new}", "--steps", "900000000000:999999999999"], "the run has 0:6"),
         (["--perfetto", "{new}", "--min-us", "-1"], "is not a number above 0"),
-        (["--perfetto", "{folder}"], "it is a folder"),
-        (["--perfetto", "{file}"], "use --force"),
-        (["--perfetto", "-"], "cannot go to standard output"),
-        (["--perfetto", "{new}/t.json"], "no folder at"),
-        (["--pprof", "-"], "cannot go to standard output"),
-        (["--speedscope", "{file}"], "use --force"),
-        (["--csv", "{folder}"], "is not empty"),
-        (["--csv", "{file}"], "is a file, not a folder"),
+        (["--perfetto", "{folder}"], "it is a folder"), (["--perfetto", "{file}"], "use --force"),
+        (["--perfetto", "-"], "cannot go to standard output"), (["--perfetto", "{new}/t.json"], "no folder at"),
+        (["--pprof", "-"], "cannot go to standard output"), (["--speedscope", "{file}"], "use --force"),
+        (["--csv", "{folder}"], "is not empty"), (["--csv", "{file}"], "is a file, not a folder"),
         (["--csv", "{new}", "--tables", "steps,nothing"], "no such table in 'steps,nothing'; use some of events"),
     ],
-)
+)  # fmt: skip
 def test_wrong_use_is_one_line(words, said, late_folder, tmp_path, capsys):
     (tmp_path / "file").write_text("old")
     places = {"new": tmp_path / "new", "file": tmp_path / "file", "folder": tmp_path}

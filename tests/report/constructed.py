@@ -31,13 +31,9 @@ KERNELS = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
     "flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>",
     "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
-    "rms_norm_fwd",
-    "rms_norm_bwd",
-    "silu_mul_fwd",
-    "rotary_kernel",
-    "split_k_reduce",
-)
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>", "rms_norm_fwd",
+    "rms_norm_bwd", "silu_mul_fwd", "rotary_kernel", "split_k_reduce",
+)  # fmt: skip
 COLLECTIVES = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL")
 LAUNCHES = (
     Launch("aten::mm", "[[2048, 4096], [4096, 4096]]", "layers.3.mlp", "model.py:31", 7),

@@ -64,13 +64,9 @@ SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(events(), min_size=1, max_size=12),
-    headers,
-    layouts,
-    st.sampled_from([1, 2, 3]),
-    st.sampled_from([32, 200, 1000]),
-    st.sampled_from([16, 100, 5000]),
-)
+    st.lists(events(), min_size=1, max_size=12), headers, layouts, st.sampled_from([1, 2, 3]),
+    st.sampled_from([32, 200, 1000]), st.sampled_from([16, 100, 5000]),
+)  # fmt: skip
 def test_blocks_and_threads_make_no_difference(file, some, header, layout, threads, block, chunk):
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
@@ -99,12 +95,8 @@ def alike(draw: st.DrawFn) -> Pairs:
     if draw(st.integers(0, 7)) == 0:
         args.append(("stream", draw(_numbers)))
     members: list[tuple[str, Any]] = [
-        ("ph", "X"),
-        ("name", "alike"),
-        ("id", draw(_numbers)),
-        ("ts", draw(_numbers)),
-        ("dur", draw(_numbers)),
-    ]
+        ("ph", "X"), ("name", "alike"), ("id", draw(_numbers)), ("ts", draw(_numbers)), ("dur", draw(_numbers)),
+    ]  # fmt: skip
     members.append(("args", Pairs(tuple(args))))
     if draw(st.integers(0, 7)) == 0:
         members.append(draw(st.sampled_from([("args", None), ("ts", 5), ("args", Pairs(())), ("name", "other")])))

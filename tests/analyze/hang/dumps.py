@@ -24,7 +24,7 @@ class Recorder:
         number = len(self.entries)
         inner = {"name": op, "filename": "torch/distributed/distributed_c10d.py", "line": 3000}
         outer = [{"name": name, "filename": FILE, "line": at} for name, at in (("step", line), ("<module>", 99))]
-        what = {f"{way}_sizes": [list(s) for s in sizes] for way in ("input", "output")}
+        what: dict[str, Any] = {f"{way}_sizes": [list(s) for s in sizes] for way in ("input", "output")}
         what |= {"input_dtypes": [dtype], "output_dtypes": [dtype], "state": state, "retired": state == "completed"}
         what |= {f"time_discovered_{when}_ns": None for when in ("started", "completed")}
         self.entries.append(

@@ -78,15 +78,11 @@ def resolved(
     ("line", "line_to", "operators", "expected"),
     [
         (1, 3, ("aten::slice", "aten::unsqueeze", "aten::mul"), (3, 3)),
-        (4, 6, ("aten::select", "aten::index"), (5, 5)),
-        (4, 6, ("aten::select",), (5, 5)),
-        (4, 6, ("aten::lt",), (6, 6)),
-        (7, 10, ("aten::mul_",), (8, 9)),
-        (7, 10, ("aten::add",), (7, 10)),
-        (7, 10, ("aten::dropout",), (7, 10)),
-        (7, 10, (), (7, 10)),
+        (4, 6, ("aten::select", "aten::index"), (5, 5)), (4, 6, ("aten::select",), (5, 5)),
+        (4, 6, ("aten::lt",), (6, 6)), (7, 10, ("aten::mul_",), (8, 9)), (7, 10, ("aten::add",), (7, 10)),
+        (7, 10, ("aten::dropout",), (7, 10)), (7, 10, (), (7, 10)),
     ],
-)
+)  # fmt: skip
 def test_operator_is_on_the_line_that_holds_its_symbol(tmp_path, line, line_to, operators, expected):
     found = resolved(tmp_path, line, line_to, *operators)
     assert (found.line, found.line_to) == expected

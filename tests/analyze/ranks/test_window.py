@@ -28,14 +28,10 @@ RECORDED = sorted(DATA.glob("h200-*/rank0.json.gz"))
 def totals(account: RankAccount | None) -> dict[str, int]:
     assert account is not None
     return {
-        "window": account.window_ns,
-        "compute": account.compute.total_ns,
-        "comm": account.comm.total_ns,
+        "window": account.window_ns, "compute": account.compute.total_ns, "comm": account.comm.total_ns,
         "memory": account.memory.total_ns if account.memory is not None else 0,
-        "exposed": account.exposed_comm.total_ns,
-        "hidden": account.hidden_comm_ns,
-        "idle": account.idle_ns,
-    }
+        "exposed": account.exposed_comm.total_ns, "hidden": account.hidden_comm_ns, "idle": account.idle_ns,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.parent.name)

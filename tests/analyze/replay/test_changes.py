@@ -109,6 +109,9 @@ def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
 
 
+DOWN = "DtoH (Device -> Pageable)"
+
+
 def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
     """Return a job that copies tensors to the host after each step, the host busy 100 us before each copy."""
     r = RankTrace()
@@ -119,8 +122,7 @@ def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
             r.kernel("gemm", at=at + 5, start=at + 10, end=at + 1010)
         at += 1012
         for _ in range(copies):
-            times = {"at": at + 100, "start": at + 110, "end": at + 160, "call_us": 62}
-            r.copy("DtoH (Device -> Pageable)", **times, size_bytes=size_bytes)
+            r.copy(DOWN, at=at + 100, start=at + 110, end=at + 160, call_us=62, size_bytes=size_bytes)
             at += 165
         r.step(n, begin, at)
     return not_none(replay_of(account_of(built_run(folder, [r])).shared))

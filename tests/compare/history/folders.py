@@ -17,14 +17,21 @@ def nine_jobs(folder: Path) -> Path:
     for n in range(1, 10):
         others = random.permutation([f"node{i:02d}" for i in (1, 2, 3, 4, 6, 7, 8)])[:3].tolist()
         light_run(
-            folder / f"job-{n}",
-            created=f"2026-11-{n:02d}T08:00:00+00:00",
-            step_ms=20.0 + 3.0 * (n == 9) + random.normal(0, 0.15),
-            hosts=[others[0], "node05", *others[1:]],
-            late_ms=(0.0, 2.5),
-            commit="4e1b8cc24e" * 4 if n == 9 else "91d07ab391" * 4,
-            seed=n,
-        )
+            folder / f"job-{n}", created=f"2026-11-{n:02d}T08:00:00+00:00",
+            step_ms=20.0 + 3.0 * (n == 9) + random.normal(0, 0.15), hosts=[others[0], "node05", *others[1:]],
+            late_ms=(0.0, 2.5), commit="4e1b8cc24e" * 4 if n == 9 else "91d07ab391" * 4, seed=n,
+        )  # fmt: skip
+    return folder
+
+
+def eight_runs(folder: Path, bad_host: str) -> Path:
+    """Write runs over four hosts, of which one is always late; the last run is slower than all others."""
+    for n in range(1, 9):
+        light_run(
+            folder / f"run-{n}", created=f"2026-11-{n:02d}T08:00:00+00:00", hosts=["h1", bad_host, "h3", "h4"],
+            step_ms=24.0 if n == 8 else 20.0 + n % 3 / 10, late_ms=(0.0, 3.0), commit="ab"[n // 8] * 40, seed=n,
+            steps=12,
+        )  # fmt: skip
     return folder
 
 
