@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_odd_arguments_are_one_line(words, folder, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dashes_are_no_value_of_any_option(name, capsys):
     assert code_of([name, "--out=--", "run"]) == 2
     assert "argument --out: '--' is not a value" in capsys.readouterr().err
 
@@ -79,7 +78,7 @@ def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixt
 EXTREME = ["--peak-tflops", "1e-320", "--flops-per-step", "1e308", "--tokens-per-step", "1e308"]
 
 
-def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_holds_no_infinity(folder, tmp_path, capsys):
     for extra in (EXTREME, ["--unprofiled-step-ms", "1e-320"], ["--unprofiled-step-ms", "1e308"]):
         assert main(["report", str(folder), "--json", str(tmp_path / "r"), *extra, "--force", "--no-cache"]) in (0, 2)
         if (tmp_path / "r").exists():

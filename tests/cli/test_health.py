@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from tests.diagnose.late import late_run
@@ -22,7 +21,7 @@ print("trained")
 """
 
 
-def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_value_between_good_and_bad_is_borderline(tmp_path, capsys):
     late_run(tmp_path / "run", loading=True, late_us=4000)  # one of four ranks waits for 73 % of the step
     assert main(["health", str(tmp_path / "run")]) == 0
     rows = [re.split(r" {2,}", row) for row in capsys.readouterr().out.splitlines()]
@@ -40,11 +39,11 @@ def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest
         (["data_loading_pct>30"], 1),  # not measured, and so not known to hold
     ],
 )
-def test_gates_decide_the_exit_code(late_folder: Path, gates: list[str], code: int) -> None:
+def test_gates_decide_the_exit_code(late_folder, gates, code):
     assert main(["health", str(late_folder), *(w for g in gates for w in ("--fail-on", g))]) == code
 
 
-def test_json_has_the_report_the_checks_and_the_gates(late_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_report_the_checks_and_the_gates(late_folder, capsys):
     assert main(["health", str(late_folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == 1 and len(found["checks"]) == 10
@@ -62,7 +61,7 @@ def test_a_run_or_a_command_and_not_both(late_folder, words, capsys):
     assert "RUN or -- COMMAND" in capsys.readouterr().err
 
 
-def test_a_command_that_trains_nothing_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_trains_nothing_is_told(tmp_path, capfd):
     out = str(tmp_path / "run")
     assert main(["health", "--out", out, "--", sys.executable, "-c", "raise SystemExit(4)"]) == 2
     error = capfd.readouterr().err

@@ -1,7 +1,5 @@
 """Copies to the device that also stop the host are one finding, of their line."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
@@ -21,7 +19,7 @@ def copies(r: PlantedRank, at: float, *, module: str = "") -> float:
     return at + COPY_US
 
 
-def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> None:
+def test_copies_and_the_stall_before_them_are_one_finding(tmp_path):
     found = diagnose(account(tmp_path, late={0: lambda r, at, _: copies(r, at)})).findings
     (one,) = [f for f in found if f.id == "host-work"]
     assert one.title.startswith("Preparing the model's input in every step") and one.where[0].text == "train.py:9"
@@ -30,7 +28,7 @@ def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> Non
     assert one.what_if == ("--without", "train.py:9")
 
 
-def test_tensors_made_on_the_host_inside_a_module_have_their_line(tmp_path: Path) -> None:
+def test_tensors_made_on_the_host_inside_a_module_have_their_line(tmp_path):
     found = diagnose(account(tmp_path, late={0: lambda r, at, _: copies(r, at, module="blocks.0")})).findings
     (one,) = [f for f in found if f.title == "Tensors created on the host in every step (train.py:9)"]
     assert one.alone_ns / 1000 == pytest.approx(STAGED_US + COPY_US, rel=0.15)
@@ -51,7 +49,7 @@ def moved(*directions: str) -> Plant:
     return plant
 
 
-def test_state_moved_in_both_directions_is_offloading(tmp_path: Path) -> None:
+def test_state_moved_in_both_directions_is_offloading(tmp_path):
     down, up = "DtoH (Device -> Pageable)", "HtoD (Pageable -> Device)"
     first = diagnose(account(tmp_path, late={0: moved(down, up)})).findings[0]
     assert first.title == "Offloading moves state between host and device"

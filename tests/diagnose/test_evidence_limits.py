@@ -1,7 +1,6 @@
 """What bounds a job, what was ruled out and what to record next follow from what the file holds."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace
@@ -69,12 +68,12 @@ def test_a_launch_that_cannot_fill_the_device_is_named(tmp_path, grid, block, un
     assert found["kernels"][0]["bound"] == "latency"
 
 
-def test_a_family_without_bytes_proves_no_bound_by_memory(tmp_path: Path) -> None:
+def test_a_family_without_bytes_proves_no_bound_by_memory(tmp_path):
     found = document(tmp_path, filled("at::native::vectorized_elementwise_kernel<4, at::native::add>(int)"))
     assert found["verdict"] == "compute-bound" and found["recording"]["line"] is None
 
 
-def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
+def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path):
     export = Export(tmp_path / "x.sqlite")
     export.clock(0)
     export.db.execute(
@@ -108,7 +107,7 @@ def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(tmp_path, lin
     assert ("host-device-sync" in found["examined"]) is False
 
 
-def test_faults_of_other_jobs_are_not_called_examined(tmp_path: Path) -> None:
+def test_faults_of_other_jobs_are_not_called_examined(tmp_path):
     found = []
     for world in (1, 2):
         folder = tmp_path / str(world)
@@ -120,7 +119,7 @@ def test_faults_of_other_jobs_are_not_called_examined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["aten::mkldnn_convolution", "aten::_slow_conv2d_forward"])
-def test_the_operator_that_takes_the_time_is_named(tmp_path: Path, operator: str) -> None:
+def test_the_operator_that_takes_the_time_is_named(tmp_path, operator):
     r = RankTrace()
     for k in range(40):
         r.ran(operator, 1_000 * k, 1_000 * k + 800)
@@ -145,7 +144,7 @@ def test_a_slow_read_shows_that_a_listed_device_was_used(tmp_path, listed, read_
     assert ("host-stall" in found["examined"]) is not unseen, "most of the time is that of an unseen device"
 
 
-def test_time_between_operators_of_the_host_has_no_cause(tmp_path: Path) -> None:
+def test_time_between_operators_of_the_host_has_no_cause(tmp_path):
     r = RankTrace()
     for k in range(100):
         r.ran("aten::addmm", 1_000 * k, 1_000 * k + 400)
@@ -156,7 +155,7 @@ def test_time_between_operators_of_the_host_has_no_cause(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: bool) -> None:
+def test_idle_time_before_copies_is_not_launch_overhead(tmp_path, copies):
     def step(r: RankTrace, at: float) -> None:
         with r.op("aten::copy_", at + 290, at + 320):
             if copies:
@@ -172,7 +171,7 @@ def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: 
     assert ("launch-overhead" in [f["id"] for f in found["findings"]]) is not copies
 
 
-def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
+def test_a_whole_program_needs_no_whole_iterations(tmp_path):
     r = RankTrace()
     r.call("cudaGetDevice", 0, 10)
     for k in range(100):  # after two seconds of the host's own work
@@ -182,7 +181,7 @@ def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
     assert "of its runtime took" in found["verdict_reason"] and "--sample=cpu" in found["verdict_reason"]
 
 
-def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path: Path) -> None:
+def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path):
     r = RankTrace()
     r.call("cudaMallocManaged", 0, 86_000)
     for k in range(100):
@@ -192,7 +191,7 @@ def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path: Path) -> 
     assert found["recording"]["kind"] == "training" and "kernel solve takes 250 " in found["verdict_reason"]
 
 
-def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path: Path) -> None:
+def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path):
     r = RankTrace()
     for n in range(60):  # a frame every 40 ms
         at = 40_000 * n
@@ -208,12 +207,12 @@ def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path: Path)
     ("types", "operands"),
     [("float, float, float", "fp32"), ("unsigned short, unsigned short, float", "bf16"), ("signed char, float", None)],
 )
-def test_a_sum_in_float_is_no_32_bit_operand(tmp_path: Path, types: str, operands: str | None) -> None:
+def test_a_sum_in_float_is_no_32_bit_operand(tmp_path, types, operands):
     found = document(tmp_path, filled(f"void ck::kernel_moe_gemm<ck::GridwiseMoeGemm<{types}>>()"))
     assert found["kernels"][0]["precision"] == operands
 
 
-def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path) -> None:
+def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path):
     """Each kernel of 1 ms takes ten faults, 80 us apart, of which moving the page is 20 us."""
     r = RankTrace()
     for k in range(100):
@@ -232,7 +231,7 @@ def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path)
     ("kernel", "title", "least"),
     [("ampere_sgemm_128x128_tn", "32 bit", True), ("cutlass_80_tensorop_s1688gemm_128x128", "TF32", False)],
 )
-def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel: str, title: str, least: bool) -> None:
+def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path, kernel, title, least):
     r = RankTrace()
     for k in range(100):
         with r.op("aten::mm", 20 * k, 20 * k + 15):
@@ -243,7 +242,7 @@ def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel:
     assert ("set_float32_matmul_precision" in first["remedy"]) == least
 
 
-def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path: Path) -> None:
+def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path):
     r, at = RankTrace(), 0.0
     steps = [{"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0} for n in range(120)]
     for n, took in enumerate(steps):

@@ -1,7 +1,5 @@
 """Copies into another memory order have the lines that ask for them, and save what they take."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
@@ -22,7 +20,7 @@ def copies(r: PlantedRank, at: float, *stack: str, name: str = "aten::contiguous
     return at
 
 
-def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
+def test_copies_into_another_order_have_their_lines(tmp_path):
     found = account(
         tmp_path, late={0: lambda r, at, _: copies(r, copies(r, at, "model.py:30"), "model.py:31", times=1)}
     )
@@ -45,6 +43,6 @@ SPARED: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("plant", SPARED)
-def test_other_copies_are_not_accused(tmp_path: Path, plant: str) -> None:
+def test_other_copies_are_not_accused(tmp_path, plant):
     found = account(tmp_path, late={0: SPARED[plant]})
     assert matched(found, "memory-bound-kernels", "memory order") == []

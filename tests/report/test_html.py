@@ -7,7 +7,6 @@ import html
 import json
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def time_us(slices: Slices, kind: str) -> float:
     return float(slices.dur_ns[slices.kind == KINDS.index(kind)].sum() / 1000)
 
 
-def test_calibration_is_drawn_next_to_the_run(account: Account) -> None:
+def test_calibration_is_drawn_next_to_the_run(account):
     machine = calibrate([Point("all_reduce", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)])
     document = report_json(account, diagnose(account), details=True)
     found = calibrated_collectives(document, machine)
@@ -77,7 +76,7 @@ def test_calibration_is_drawn_next_to_the_run(account: Account) -> None:
     assert took == pytest.approx(0.4, rel=0.02) and ratio > 10
 
 
-def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
+def test_page_is_rendered_from_the_document_alone(account):
     document = report_json(account, diagnose(account), details=True)
     data = page_data(json.loads(json.dumps(document)), Timeline())
     assert data.sentence == headline_sentence(document)
@@ -85,13 +84,13 @@ def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
     assert data.sentence in html.unescape(page_of(data).html)
 
 
-def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:
+def test_grid_holds_every_step_of_every_rank_in_full(account):
     grid = not_none(grid_of(account))
     assert (grid.ranks, grid.steps) == ((0, 1), (0, 1, 2))
     np.testing.assert_allclose(grid.group_ns.sum(axis=0), STEP * 1000)
 
 
-def test_slices_of_one_step_last_as_long_as_in_the_trace(slices: Slices) -> None:
+def test_slices_of_one_step_last_as_long_as_in_the_trace(slices):
     compute = sum(time_us(slices, kind) for kind in ("forward", "backward", "optimizer", "other"))
     assert compute == pytest.approx(2 * 800)
     assert time_us(slices, "copy") == pytest.approx(2 * 300)
@@ -99,7 +98,7 @@ def test_slices_of_one_step_last_as_long_as_in_the_trace(slices: Slices) -> None
     assert slices.span_ns == pytest.approx(STEP * 1000, abs=2000)
 
 
-def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices: Slices) -> None:
+def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices):
     comm = slices.kind == KINDS.index("transfer")
     np.testing.assert_allclose(slices.wait_ns[comm], [LATE_US * 1000, 0], atol=2000)
     assert len(set(slices.match[comm].tolist())) == 1
@@ -107,12 +106,12 @@ def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices: Slice
     assert slices.matched.what == ("all_reduce · default_pg · 4.1 kB",)
 
 
-def test_ranks_share_one_clock(slices: Slices) -> None:
+def test_ranks_share_one_clock(slices):
     ends = (slices.start_ns + slices.dur_ns)[slices.kind == KINDS.index("transfer")]
     assert abs(int(ends[0] - ends[1])) < 2000
 
 
-def test_packed_page_holds_report_and_columns() -> None:
+def test_packed_page_holds_report_and_columns():
     data = constructed(ranks=3, steps=4, slices_per_rank=30)
     header, columns = unpacked(packed(data))
     assert header["report"] == data.report
@@ -121,7 +120,7 @@ def test_packed_page_holds_report_and_columns() -> None:
     assert unpacked_varints(columns["name"]) == slices.name.tolist()
 
 
-def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
+def test_policy_allows_exactly_the_script_and_style_of_the_page():
     text = constructed_page(ranks=2, steps=2, slices_per_rank=30)
     policy = not_none(re.search(r'Content-Security-Policy" content="([^"]*)"', text))
     assert "default-src 'none'" in policy[1]
@@ -131,14 +130,14 @@ def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
         assert f"{kind} 'sha256-{digest}'" in policy[1]
 
 
-def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path: Path) -> None:
+def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path):
     owned = account_of(owned_folder(tmp_path))
     needed = report_json(owned, diagnose(owned), details=True)["details"]["training_lines"]
     assert {"train.py:10", "train.py:11", "model.py:3"} <= set(needed)
     assert "train.py:12" not in needed
 
 
-def test_the_comparison_counts_slower_and_faster_lines_in_the_order_of_its_document(tmp_path: Path) -> None:
+def test_the_comparison_counts_slower_and_faster_lines_in_the_order_of_its_document(tmp_path):
     runs = tmp_path / "a", tmp_path / "b"
     owned_folder(runs[0])
     owned_folder(runs[1], late_us=200.0)

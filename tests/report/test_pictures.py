@@ -1,6 +1,5 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -48,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return Analysis(built_run(tmp_path_factory.mktemp("run"), ranks()))
 
 
-def test_idle_time_is_named_by_what_the_host_did(run: Analysis) -> None:
+def test_idle_time_is_named_by_what_the_host_did(run):
     slices = not_none(slices_of(run.account, grid_of(run.account)))
     idle = [i for i in np.flatnonzero(slices.kind == KINDS.index("idle")) if slices.dur_ns[i] > 5e6]
     mine = [i for i in idle if slices.ranks[slices.rank[i]] == 1]
@@ -56,7 +55,7 @@ def test_idle_time_is_named_by_what_the_host_did(run: Analysis) -> None:
     assert any(slices.names[slices.name[i]].startswith("host stalled: ") for i in mine)
 
 
-def test_a_kernel_knows_its_launch(run: Analysis) -> None:
+def test_a_kernel_knows_its_launch(run):
     slices = not_none(slices_of(run.account, grid_of(run.account)))
     at = next(i for i in range(len(slices)) if slices.names[slices.name[i]] == "add")
     launch = slices.launches[slices.launch[at]]
@@ -66,7 +65,7 @@ def test_a_kernel_knows_its_launch(run: Analysis) -> None:
     assert slices.launches[slices.launch[gemm]].shapes == "[[64, 32], [32, 16]]"
 
 
-def test_rank_matrix_says_who_waits_for_whom(run: Analysis) -> None:
+def test_rank_matrix_says_who_waits_for_whom(run):
     found = not_none(rank_matrix(run.account.shared))
     assert found.waited_ns[1, 0] == 0
     # clocks are aligned by the collectives themselves, so the wait is known within their doubt
@@ -74,7 +73,7 @@ def test_rank_matrix_says_who_waits_for_whom(run: Analysis) -> None:
     assert found.ring_bytes[0].tolist() == [0, 4 * 2**20]
 
 
-def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path: Path) -> None:
+def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path):
     traces = []
     for k in range(3):
         r = RankTrace(k, world_size=3)
@@ -89,7 +88,7 @@ def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path: Path) -> None:
     assert (sent[~np.eye(3, dtype=bool)] == 1 << 20).all()  # a third of 3 MiB to each
 
 
-def test_durations_and_queues_are_counted(run: Analysis) -> None:
+def test_durations_and_queues_are_counted(run):
     found = not_none(distributions([view.costs for view in run.account.ranks]))
     gemms = found.count[found.families.index("gemm")]
     assert gemms.sum() == 4
@@ -98,7 +97,7 @@ def test_durations_and_queues_are_counted(run: Analysis) -> None:
     assert found.queue_share[0] > 0.5  # the host is hardly ahead
 
 
-def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
+def test_pipeline_has_the_ideal_below_the_measured_schedule():
     bars = [[["F", 0, 0.0, 5.0], ["B", 0, 12.0, 20.0]], [["F", 0, 5.0, 12.0]]]
     stages = [{"stage": k, "rank": 4 + k, "measured": mine, "ideal": mine} for k, mine in enumerate(bars)]
     drawing = not_none(pictures.pipeline({"details": {"pipeline_step": stages}}))
@@ -107,7 +106,7 @@ def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
     assert "stage 1 · rank 5" in texts
 
 
-def test_many_ranks_are_dots_with_a_line_at_the_median() -> None:
+def test_many_ranks_are_dots_with_a_line_at_the_median():
     own = np.full((40, 1), 100e6)
     own[37] = 150e6
     groups = np.zeros((len(GROUPS), 40, 1))
@@ -119,7 +118,7 @@ def test_many_ranks_are_dots_with_a_line_at_the_median() -> None:
     assert plain == {start} == {end}
 
 
-def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path: Path) -> None:
+def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path):
     traces = ranks()
     for n in range(4):
         traces[0].copy("DtoD (Device -> Device)", at=STEP * n - 70, start=STEP * n + 820, end=STEP * n + 860)
@@ -130,7 +129,7 @@ def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path
     assert all(row["ms_per_step"] == 0 for row in found.document["step"]["budget"] if row["part"] == "copy")
 
 
-def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
+def test_every_plot_is_svg_or_says_what_is_missing(run):
     names = [name for name in dir(run) if name.startswith("plot_")]
     assert len(names) >= 15
     drawn = set()

@@ -1,7 +1,6 @@
 """Samples of threads: they give the time of lines, and damaged files are left out."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.analyze.step_logs import log_lines, write_log
@@ -10,7 +9,7 @@ from stepscope.analyze.thread_time import sampled_steps, time_by_line
 from stepscope.run.side_files import readable_step_logs, side_files
 
 
-def test_samples_give_the_time_of_lines(tmp_path: Path) -> None:
+def test_samples_give_the_time_of_lines(tmp_path):
     frames = [["train.py", 3, "step", "x = 1", 1], ["train.py", 7, "step", "y = 2", 1]]
     rows = [[50_000 * n + 20_000, 0, 1, int(n % 4 == 0), 0, []] for n in range(20)]
     samples = {

@@ -5,7 +5,6 @@ import json
 import subprocess
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 from tests.run.traces import event
@@ -34,7 +33,7 @@ def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(tmp_
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_archive_that_leads_outside_is_refused_and_nothing_is_unpacked(tmp_path: Path, kind: str) -> None:
+def test_archive_that_leads_outside_is_refused_and_nothing_is_unpacked(tmp_path, kind):
     inside = tmp_path / "inside"
     inside.mkdir()
     path, names = inside / "ranks.json", ["../canary", str(tmp_path / "canary"), "a/../../canary"]

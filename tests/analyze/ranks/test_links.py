@@ -1,6 +1,5 @@
 """Communication within and between nodes, on two hosts of two ranks whose bandwidths are constructed."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def facts(**more: Any) -> dict[str, Any]:
     return {"world_size": 4, "ranks": {str(r): {"host": HOST[r], **more} for r in range(4)}}
 
 
-def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path: Path) -> None:
+def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path):
     built_run(tmp_path, job(), description=facts(network=PORTS))
     run = stepscope.load(tmp_path, cache=False)
     ops = {(c["op"], c["span"]): c["link_pct"] for c in run.document["collectives"]}
@@ -74,7 +73,7 @@ def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("by", ["trace", "devices", "nothing"])
-def test_nodes_of_foreign_traces(tmp_path: Path, by: str) -> None:
+def test_nodes_of_foreign_traces(tmp_path, by):
     """Host names in the traces, or the devices of a machine that each trace lists; else nothing is claimed."""
     traces = job()
     for trace in traces:
@@ -92,7 +91,7 @@ def test_nodes_of_foreign_traces(tmp_path: Path, by: str) -> None:
     assert all(r["link_pct"] is None for r in rows if r["span"] != "within nodes"), "the network's speed is not known"
 
 
-def test_ports_of_a_host(tmp_path: Path) -> None:
+def test_ports_of_a_host(tmp_path):
     for name, speed, device in (("eth0", "25000\n", True), ("lo", "-1\n", False), ("eth1", "-1\n", True)):
         (tmp_path / "net" / name / ("device" if device else "")).mkdir(parents=True)
         (tmp_path / "net" / name / "speed").write_text(speed)
