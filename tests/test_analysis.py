@@ -53,7 +53,7 @@ def test_nothing_is_computed_before_it_is_asked_for_and_nothing_twice() -> None:
         return found.account
 
     lazy = Analysis(found.run, make_account)
-    assert asked == []
+    assert "gloo-ddp: 2 ranks" in repr(lazy) and asked == []
     assert lazy.table("findings") is not None and lazy.findings and lazy.verdict
     assert asked == [found.run]
 
@@ -100,27 +100,17 @@ def test_several_files_and_one_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 class TestTables:
-    def test_pyarrow_reads_the_stream(self, run: Analysis) -> None:
-        pa = pytest.importorskip("pyarrow")
-        table = run.table("collectives")
-        read = pa.RecordBatchReader.from_stream(table).read_all()
-        assert read.num_rows == len(table)
-        assert tuple(read.column_names) == table.columns
-        assert read["dur_ns"].to_pylist() == table["dur_ns"].tolist()
-        assert read.schema.field("dur_ns").metadata[b"unit"] == b"ns"
-
-    def test_polars_reads_the_stream(self, run: Analysis) -> None:
-        pytest.importorskip("pyarrow")
-        pl = pytest.importorskip("polars")
-        table = run.table("collectives")
-        for frame in (pl.DataFrame(table), table.to_polars()):
-            assert frame.shape == (len(table), len(table.columns))
-            assert frame["op"].to_list() == table["op"].tolist()
-
-    def test_duckdb_reads_the_stream(self, run: Analysis) -> None:
-        pytest.importorskip("pyarrow")
-        duckdb = pytest.importorskip("duckdb")
+    def test_other_libraries_read_the_stream(self, run):
+        pa, pl, duckdb = (pytest.importorskip(name) for name in ("pyarrow", "polars", "duckdb"))
         collectives = run.table("collectives")
+        read = pa.RecordBatchReader.from_stream(collectives).read_all()
+        assert read.num_rows == len(collectives)
+        assert tuple(read.column_names) == collectives.columns
+        assert read["dur_ns"].to_pylist() == collectives["dur_ns"].tolist()
+        assert read.schema.field("dur_ns").metadata[b"unit"] == b"ns"
+        for frame in (pl.DataFrame(collectives), collectives.to_polars()):
+            assert frame.shape == (len(collectives), len(collectives.columns))
+            assert frame["op"].to_list() == collectives["op"].tolist()
         with duckdb.connect() as database:
             database.register("c", collectives.arrow())
             found = database.sql("select rank, sum(dur_ns) from c group by rank order by rank").fetchall()
@@ -140,9 +130,7 @@ class TestTables:
             expected = 0 if cells.missing is None else int(cells.missing.sum())
             assert int(frame[name].isna().sum()) == expected
 
-    def test_missing_library_is_one_sentence_with_the_remedy(
-        self, run: Analysis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_missing_library_is_one_sentence_with_the_remedy(self, run, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "pandas", None)
         with pytest.raises(UsageError, match="pandas is not installed: pip install pandas"):
             run.table("steps").to_pandas()
@@ -155,14 +143,6 @@ class TestTables:
         page = replace(table, cells={**table.cells, "name": renamed})._repr_html_()
         assert "&lt;script&gt;" in page and "<script" not in page and "\x1b" not in page
         assert "rows more" in page
-
-
-def test_repr_never_analyses() -> None:
-    def fail(run: Any) -> Any:
-        raise AssertionError("analysed")
-
-    loaded = stepscope.load(DATA / "gloo-ddp", cache=False)
-    assert "gloo-ddp: 2 ranks" in repr(Analysis(loaded.run, fail))
 
 
 def test_rows_and_head_of_a_table(run: Analysis) -> None:

@@ -9,58 +9,44 @@ import pytest
 from tests.source_trees import desk_calls
 from tests.trace.test_reading_faults import SAMPLE
 
-from stepscope import cache_files
+from stepscope import cache_files, side_file
 from stepscope.contract.run_folder import json_object_in
 from stepscope.errors import UsageError
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
-from stepscope.side_file import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_LINE_BYTES,
-    OVERLONG,
-    RefusedFile,
-    opened_to_grow,
-    parsed_json,
-    read_side_file,
-    side_file_lines,
-    unusable_fields,
-    why_no_folder,
-    why_no_output,
-)
 from stepscope.trace.cache import read_cached
 
 
 def test_pipe_device_and_folder_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(RefusedFile, match="instead of a regular file"):
-            read_side_file(path)
-        with pytest.raises(RefusedFile):
-            next(side_file_lines(path))
+        with pytest.raises(side_file.RefusedFile, match="instead of a regular file"):
+            side_file.read_side_file(path)
+        with pytest.raises(side_file.RefusedFile):
+            next(side_file.side_file_lines(path))
         assert json_object_in(path) == {}
 
 
 def test_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
     with (tmp_path / "run.json").open("wb") as f:
-        f.truncate(MAX_BYTES + 1)
-    with pytest.raises(RefusedFile, match="where at most"):
-        read_side_file(tmp_path / "run.json")
+        f.truncate(side_file.MAX_BYTES + 1)
+    with pytest.raises(side_file.RefusedFile, match="where at most"):
+        side_file.read_side_file(tmp_path / "run.json")
 
 
 def test_overlong_line_is_one_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"1\n" + b"x" * (3 * MAX_LINE_BYTES) + b"\n2\n")
-    assert list(side_file_lines(path)) == [b"1\n", OVERLONG, b"2\n"]
+    path.write_bytes(b"1\n" + b"x" * (3 * side_file.MAX_LINE_BYTES) + b"\n2\n")
+    assert list(side_file.side_file_lines(path)) == [b"1\n", side_file.OVERLONG, b"2\n"]
 
 
 @pytest.mark.parametrize(
     "text", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 400, "-" + "9" * 5000, str(2**63), "1" + "0" * 19]
 )
 def test_number_that_nothing_holds_is_unknown_and_named(text: str) -> None:
-    parsed = parsed_json(f'{{"good": 1, "ranks": {{"0": [{text}]}}}}')
+    parsed = side_file.parsed_json(f'{{"good": 1, "ranks": {{"0": [{text}]}}}}')
     assert parsed.value == {"good": 1, "ranks": {"0": [None]}}
-    assert unusable_fields(parsed, "run.json") == [
+    assert side_file.unusable_fields(parsed, "run.json") == [
         "run.json: ranks.0.0 out of range or no finite number; taken as unknown"
     ]
 
@@ -68,13 +54,8 @@ def test_number_that_nothing_holds_is_unknown_and_named(text: str) -> None:
 DOORS = {"side_file.py", "trace/streams.py", "report/view/server.py", "run/remote.py"}
 """where files that anybody may have written are opened, each after a look at what they are"""
 OWN_FILES = {
-    "cli/main.py",
-    "cli/investigate.py",
-    "cost/chips.py",
-    "cli/demo.py",
-    "cli/view.py",
-    "trace/scanner/__init__.py",
-}
+    "cli/main.py", "cli/investigate.py", "cost/chips.py", "cli/demo.py", "cli/view.py", "trace/scanner/__init__.py",
+}  # fmt: skip
 """which open what the program itself brings or has just made"""
 
 
@@ -92,11 +73,14 @@ def _opens(called: str) -> bool:
 
 
 def test_values_nested_too_deeply_are_no_json_whatever_python_bears() -> None:
-    parsed_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
-    parsed_json("[" + ", ".join(["[1]"] * 500) + "]")
-    for text in ("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2), '{"a":' * 500 + "1e999" + "}" * 500):
+    side_file.parsed_json("[" * side_file.MAX_DEPTH + "]" * side_file.MAX_DEPTH)
+    side_file.parsed_json("[" + ", ".join(["[1]"] * 500) + "]")
+    for text in (
+        "[" * (side_file.MAX_DEPTH + 2) + "]" * (side_file.MAX_DEPTH + 2),
+        '{"a":' * 500 + "1e999" + "}" * 500,
+    ):
         with pytest.raises(ValueError, match="nested too deeply"):
-            parsed_json(text)
+            side_file.parsed_json(text)
 
 
 STRANGER = 54321
@@ -114,7 +98,7 @@ def link_of_a_stranger(link: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_file_that_grows_is_seen_line_by_line_and_nothing_else_is_written_to(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
-    with opened_to_grow(tmp_path / "old") as file:
+    with side_file.opened_to_grow(tmp_path / "old") as file:
         for number in range(3):
             file.write(b"line\n")
             assert (tmp_path / "old").read_bytes() == b"line\n" * (number + 1)
@@ -122,7 +106,7 @@ def test_file_that_grows_is_seen_line_by_line_and_nothing_else_is_written_to(tmp
     (tmp_path / "link").symlink_to("old")
     for name in ("pipe", "link", "."):
         with pytest.raises(OSError):
-            opened_to_grow(tmp_path / name)
+            side_file.opened_to_grow(tmp_path / name)
     assert (tmp_path / "old").read_bytes() == b"line\n" * 3
 
 
@@ -130,8 +114,8 @@ def test_own_links_to_folders_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "mine").symlink_to("real")
     (tmp_path / "again").symlink_to(tmp_path / "mine")
-    assert why_no_output(tmp_path / "again" / "out.json") is None
-    assert why_no_folder(tmp_path / "again" / ".." / "real") is None
+    assert side_file.why_no_output(tmp_path / "again" / "out.json") is None
+    assert side_file.why_no_folder(tmp_path / "again" / ".." / "real") is None
 
 
 @pytest.mark.parametrize("way", ["theirs", "theirs/below", "mine", "mine/below/../x", "real/../theirs"])
@@ -141,7 +125,7 @@ def test_links_of_others_on_the_way_are_refused(way: str, tmp_path: Path, monkey
     (tmp_path / "mine").symlink_to("theirs")  # our link, to theirs
     if os.geteuid() == STRANGER and way.startswith("mine"):
         pytest.skip("every link is a stranger's to whoever we pretend to be")
-    why_not = why_no_output(tmp_path / way / "out.json")
+    why_not = side_file.why_no_output(tmp_path / way / "out.json")
     assert why_not == f"{theirs} is a link that belongs to another user"
     with pytest.raises(UsageError, match="belongs to another user"):
         claim_folder(tmp_path / way, run_id="x")
@@ -152,7 +136,7 @@ def test_links_of_others_on_the_way_are_refused(way: str, tmp_path: Path, monkey
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert "too many links" in str(why_no_folder(tmp_path / "a" / "x"))
+    assert "too many links" in str(side_file.why_no_folder(tmp_path / "a" / "x"))
 
 
 IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/view.py", "lab/toolkit.py"}
@@ -167,10 +151,7 @@ def calls(*endings: str) -> list[tuple[str, ast.Call]]:
 def test_no_output_is_written_past_the_door() -> None:
     writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
-    assert {file for file, _ in calls("atomic_write")} >= {
-        "cli/outputs.py",
-        "cache_files.py",
-    }
+    assert {file for file, _ in calls("atomic_write")} >= {"cli/outputs.py", "cache_files.py"}
 
 
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:

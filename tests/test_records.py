@@ -147,13 +147,8 @@ BOTH = pytest.mark.parametrize(
     ("ours", "standard"), list(zip(OURS, STANDARD, strict=True)), ids=[c.__name__ for c in OURS]
 )
 VALUES: dict[str, tuple[Any, ...]] = {
-    "Plain": (3,),
-    "Longer": (3, "y"),
-    "One": (1.5,),
-    "ByIdentity": (4,),
-    "OwnWords": (5,),
-    "Changes": (3,),
-}
+    "Plain": (3,), "Longer": (3, "y"), "One": (1.5,), "ByIdentity": (4,), "OwnWords": (5,), "Changes": (3,),
+}  # fmt: skip
 
 
 @BOTH

@@ -13,19 +13,9 @@ from tests.source_trees import ROOT, source_nodes
 
 # Standard library only: both sides stand on it.
 GROUND = (
-    "errors",
-    "units",
-    "version",
-    "output_path",
-    "digest",
-    "side_file",
-    "json_text",
-    "bounded_server",
-    "memory_limit",
-    "contract",
-    "cache_files",
-    "additions",
-)
+    "errors", "units", "version", "output_path", "digest", "side_file", "json_text", "bounded_server", "memory_limit",
+    "contract", "cache_files", "additions",
+)  # fmt: skip
 SMALL = ("dataclass", "intervals", "records", "stats")
 DESK = (  # lowest first
     *("trace", "run", "cost", "analyze", "diagnose", "whatif", "document", "compare"),
@@ -35,16 +25,9 @@ JOB = ("record", "integrations", "demo_train")
 # The laboratory stands on all of the profiler; the last two are over both of its sides.
 LAB_JOB = ("lab.tracker", "lab.bench")
 LAB_DESK = (
-    "lab.predict",
-    "lab.experiment",
-    "lab.results",
-    "lab.regression",
-    "lab.tune",
-    "lab.report",
-    "lab.toolkit",
-    "lab.exercises",
-    "lab.cli",
-)
+    "lab.predict", "lab.experiment", "lab.results", "lab.regression", "lab.tune", "lab.report", "lab.toolkit",
+    "lab.exercises", "lab.cli",
+)  # fmt: skip
 OVER_BOTH = ("lab.toolkit", "lab.exercises", "lab.cli")
 # other names of modules of the laboratory, for jobs and scripts
 ALIASES = "bench"

@@ -51,14 +51,10 @@ def test_only_the_owner_can_write_whatever_the_umask(tmp_path: Path, permissions
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: path.chmod(0o620),
-        lambda path: path.chmod(0o602),
-        lambda path: path.parent.chmod(0o770),
-        lambda path: path.parent.chmod(0o707),
-        give_away,
-        lambda path: give_away(path.parent),
+        lambda path: path.chmod(0o620), lambda path: path.chmod(0o602), lambda path: path.parent.chmod(0o770),
+        lambda path: path.parent.chmod(0o707), give_away, lambda path: give_away(path.parent),
     ],
-)
+)  # fmt: skip
 def test_what_another_user_may_have_changed_is_refused(place: Path, change: Callable[[Path], None]) -> None:
     change(place)
     assert not is_trusted_file(place)
@@ -105,9 +101,6 @@ def test_nothing_is_written_where_others_can_write(tmp_path: Path, change: Calla
     assert not list(folder.iterdir())
 
 
-# All caches of a run -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that runs every command that has a cache, on runs that count as large."""
@@ -140,9 +133,7 @@ def cached(folder: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("permissive")
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o666), give_away])
-def test_every_cache_is_private_and_written_anew_where_it_is_not(
-    commands: Callable[[], None], tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_every_cache_is_private_and_written_anew_where_it_is_not(commands, tmp_path, change):
     commands()
     files = cached(tmp_path)
     endings = {path.suffix for path in files}

@@ -15,15 +15,10 @@ def test_times_keep_the_nanosecond() -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (999, "999 B"),
-        (999.7, "1.0 kB"),
-        (1000, "1.0 kB"),
-        (1_500_000, "1.5 MB"),
-        (999_960_000, "1.0 GB"),
-        (7e15, "7000.0 TB"),
-        (-4096, "-4.1 kB"),
+        (999, "999 B"), (999.7, "1.0 kB"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (999_960_000, "1.0 GB"),
+        (7e15, "7000.0 TB"), (-4096, "-4.1 kB"),
     ],
-)
+)  # fmt: skip
 def test_bytes_in_powers_of_1000(size: float, text: str) -> None:
     assert readable_bytes(size) == text
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 RANKS = 2
 FIXED = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "99"}
@@ -40,17 +41,11 @@ def two_ranks(
 def two_tasks(command: Sequence[str]) -> list[str]:
     """Return what two tasks of Slurm wrote to both their streams, each started by itself."""
     environ = {**os.environ, **FIXED, **_free_address(), "SLURM_NTASKS": str(RANKS)}
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**environ, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
-            cwd=Path(__file__).parents[1],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in map(str, range(RANKS))
-    ]
+    streams: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    tasks = []
+    for rank in map(str, range(RANKS)):
+        own = {**environ, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        tasks.append(subprocess.Popen([sys.executable, *command], env=own, cwd=Path(__file__).parents[1], **streams))
     said = [task.communicate(timeout=600)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0] * RANKS, "".join(text[-3000:] for text in said)
     return said

@@ -29,7 +29,8 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.analyze.live.runs import claim, line, write_log
+from tests.analyze.live.runs import claim, line
+from tests.analyze.step_logs import write_log
 from tests.report.browser import Browser
 from tests.report.constructed import constructed_page
 from tests.report.pages import all_pages, light_run, light_sheet

@@ -43,17 +43,10 @@ class RankTrace:
     """The trace of one rank, event by event."""
 
     def __init__(
-        self,
-        rank: int = 0,
-        *,
-        world_size: int = 1,
-        clock_offset_us: float = 0,
-        drift_ppm: float = 0,
-        backend: str = "nccl",
-        device: str = "NVIDIA H200",
-        groups: Mapping[str, Sequence[int]] | None = None,
+        self, rank: int = 0, *, world_size: int = 1, clock_offset_us: float = 0, drift_ppm: float = 0,
+        backend: str = "nccl", device: str = "NVIDIA H200", groups: Mapping[str, Sequence[int]] | None = None,
         descriptions: dict[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.world_size = world_size
         self.clock_offset_us = clock_offset_us
@@ -67,8 +60,6 @@ class RankTrace:
         self._open_ids: dict[int, list[int]] = {}
         self._next_id = 1
         self._next_correlation = 1
-
-    # Host -------------------------------------------------------------------------------------------------------
 
     def step(self, number: int, start: float, end: float) -> None:
         """Add the host's span of a recorded step."""
@@ -116,48 +107,24 @@ class RankTrace:
         """Add an allocation, or a free where the size is negative."""
         self.events.append(
             {
-                "ph": "i",
-                "s": "t",
-                "cat": "cpu_instant_event",
-                "name": "[memory]",
-                "pid": PID,
-                "tid": thread,
+                "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": PID, "tid": thread,
                 "ts": self._local_ns(at) / 1000,
                 "args": {"Bytes": size_bytes, "Device Type": int(on_device), "Device Id": 0 if on_device else -1},
             }
-        )
-
-    # Device -----------------------------------------------------------------------------------------------------
+        )  # fmt: skip
 
     def kernel(
-        self,
-        name: str,
-        *,
-        start: float,
-        end: float,
-        at: float | None,
-        thread: int = MAIN,
-        stream: int = COMPUTE_STREAM,
-        call: str = "cudaLaunchKernel",
-        call_us: float = LAUNCH_US,
-        **args: Any,
-    ) -> None:
+        self, name: str, *, start: float, end: float, at: float | None, thread: int = MAIN,
+        stream: int = COMPUTE_STREAM, call: str = "cudaLaunchKernel", call_us: float = LAUNCH_US, **args: Any,
+    ) -> None:  # fmt: skip
         """Add a kernel and its launch; `at=None` for one launched before the window."""
         self._device("kernel", name, start, end, at, thread, stream, call, call_us, args)
 
     def copy(
-        self,
-        kind: str = "HtoD (Pageable -> Device)",
-        *,
-        start: float,
-        end: float,
-        at: float | None,
-        thread: int = MAIN,
-        stream: int = COMPUTE_STREAM,
-        call: str = "cudaMemcpyAsync",
-        call_us: float = LAUNCH_US,
+        self, kind: str = "HtoD (Pageable -> Device)", *, start: float, end: float, at: float | None,
+        thread: int = MAIN, stream: int = COMPUTE_STREAM, call: str = "cudaMemcpyAsync", call_us: float = LAUNCH_US,
         size_bytes: int = 4096,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add a copy and the call that asked for it."""
         args = {"bytes": size_bytes}
         self._device("gpu_memcpy", f"Memcpy {kind}", start, end, at, thread, stream, call, call_us, args)
@@ -167,22 +134,10 @@ class RankTrace:
         self._add("gpu_user_annotation", name, start, end, pid=0, tid=stream, args={"External id": 0})
 
     def collective(
-        self,
-        op: str,
-        *,
-        at: float | None,
-        start: float,
-        end: float,
-        elements: int = 1024,
-        out_elements: int | None = None,
-        dtype: str = "Float",
-        group: str = "0",
-        thread: int = AUTOGRAD,
-        stream: int = COMM_STREAM,
-        peer: int | None = None,
-        call_us: float = LAUNCH_US,
-        **args: Any,
-    ) -> None:
+        self, op: str, *, at: float | None, start: float, end: float, elements: int = 1024,
+        out_elements: int | None = None, dtype: str = "Float", group: str = "0", thread: int = AUTOGRAD,
+        stream: int = COMM_STREAM, peer: int | None = None, call_us: float = LAUNCH_US, **args: Any,
+    ) -> None:  # fmt: skip
         """Add an NCCL kernel with its record, range and launch.
 
         `op` is what torch records: `allreduce`, `_allgather_base`, `_reduce_scatter_base`, `send`, `recv`, ...
@@ -196,16 +151,9 @@ class RankTrace:
             self._comm_kernel(op, start, end, at, thread, stream, call_us)
 
     def messages(
-        self,
-        *listed: tuple[str, int],
-        at: float,
-        start: float,
-        end: float,
-        elements: int = 1024,
-        group: str = "0",
-        thread: int = MAIN,
-        stream: int = COMM_STREAM,
-    ) -> None:
+        self, *listed: tuple[str, int], at: float, start: float, end: float, elements: int = 1024, group: str = "0",
+        thread: int = MAIN, stream: int = COMM_STREAM,
+    ) -> None:  # fmt: skip
         """Add sends and receives that share one kernel, as `batch_isend_irecv` leaves them: `("send", 1), ("recv", 1)`.
 
         The host needs 3 microseconds per message from `at` on, and then launches.
@@ -223,8 +171,6 @@ class RankTrace:
         self.ran(f"c10d::{op}_", at, at + 5, thread=thread, **shape)
         name = {"allreduce": "all_reduce", "allgather": "all_gather"}.get(op, op)
         self.annotation(f"gloo:{name}", start, end, thread=300, **shape)
-
-    # File -------------------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
         """Return the trace as the profiler would have written it."""
@@ -257,15 +203,11 @@ class RankTrace:
     ) -> dict[str, Any]:
         ranks = list(self.groups[group])
         record = {
-            "Collective name": op,
-            "In msg nelems": elements,
-            "Out msg nelems": elements if out_elements is None else out_elements,
-            "dtype": dtype,
-            "Group size": len(ranks),
-            "Process Group Name": group,
-            "Process Group Description": self._description(group),
-            "Process Group Ranks": str(ranks),
-        }
+            "Collective name": op, "In msg nelems": elements,
+            "Out msg nelems": elements if out_elements is None else out_elements, "dtype": dtype,
+            "Group size": len(ranks), "Process Group Name": group,
+            "Process Group Description": self._description(group), "Process Group Ranks": str(ranks),
+        }  # fmt: skip
         if peer is not None:
             record["Dst Rank" if op == "send" else "Src Rank"] = peer
         return record
@@ -280,18 +222,9 @@ class RankTrace:
         self._device("kernel", name, start, end, at, thread, stream, "cudaLaunchKernelExC", call_us, {})
 
     def _device(
-        self,
-        category: str,
-        name: str,
-        start: float,
-        end: float,
-        at: float | None,
-        thread: int,
-        stream: int,
-        call: str,
-        call_us: float,
-        args: dict[str, Any],
-    ) -> None:
+        self, category: str, name: str, start: float, end: float, at: float | None, thread: int, stream: int, call: str,
+        call_us: float, args: dict[str, Any],
+    ) -> None:  # fmt: skip
         if at is None:
             correlation = 1_000_000 + self._next_correlation  # its launch lies outside the file
             self._next_correlation += 1
@@ -307,18 +240,9 @@ class RankTrace:
         self, category: str, name: str, start: float, end: float, *, pid: int, tid: int, args: dict[str, Any]
     ) -> None:
         start_ns, end_ns = self._local_ns(start), self._local_ns(end)
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": category,
-                "name": name,
-                "pid": pid,
-                "tid": tid,
-                "ts": start_ns / 1000,  # exact: far below the 2^53 ns that a float64 holds
-                "dur": (end_ns - start_ns) / 1000,
-                "args": args,
-            }
-        )
+        # exact: far below the 2^53 ns that a float64 holds
+        times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
     def _local_ns(self, true_us: float) -> int:
         return round((true_us * (1 + self.drift_ppm * 1e-6) + self.clock_offset_us + 1_000_000) * 1000)

@@ -51,29 +51,14 @@ def training_step(r: RankTrace, n: int) -> None:
 
 
 def collective(
-    r: RankTrace,
-    op: str,
-    at: float,
-    *,
-    took: float = 100,
-    elements: int = 1_000_000,
-    out_elements: int | None = None,
-    group: str = "0",
-    thread: int = MAIN,
-    **args: Any,
-) -> None:
+    r: RankTrace, op: str, at: float, *, took: float = 100, elements: int = 1_000_000, out_elements: int | None = None,
+    group: str = "0", thread: int = MAIN, **args: Any,
+) -> None:  # fmt: skip
     """Add a collective that the device runs `LAG` after the host asked for it."""
     r.collective(
-        op,
-        at=at,
-        start=at + LAG,
-        end=at + LAG + took,
-        elements=elements,
-        out_elements=out_elements,
-        group=group,
-        thread=thread,
-        **args,
-    )
+        op, at=at, start=at + LAG, end=at + LAG + took, elements=elements, out_elements=out_elements, group=group,
+        thread=thread, **args,
+    )  # fmt: skip
 
 
 def ddp(r: RankTrace, at: float) -> None:

@@ -35,14 +35,10 @@ def plain_account(path: Path) -> dict[str, int]:
     comm, compute, memory = ([(max(s, start), min(e, end)) for s, e in one] for one in (comm, compute, memory))
     exposed = covered(comm + compute + memory) - covered(compute + memory)
     return {
-        "window": end - start,
-        "compute": covered(compute),
-        "comm": covered(comm),
-        "memory": covered(memory),
-        "exposed": exposed,
-        "hidden": covered(comm) + covered(compute) - covered(comm + compute),
+        "window": end - start, "compute": covered(compute), "comm": covered(comm), "memory": covered(memory),
+        "exposed": exposed, "hidden": covered(comm) + covered(compute) - covered(comm + compute),
         "idle": end - start - covered(comm + compute + memory),
-    }
+    }  # fmt: skip
 
 
 def covered(spans: Spans) -> int:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.analyze.step_logs import log_lines, write_log
+
 NS = 1_000_000_000
 EPOCH = 1_800_000_000 * NS  # some day in 2027
 
@@ -13,24 +15,12 @@ def at(seconds: float) -> int:
 
 
 def plant(
-    folder: Path,
-    *,
-    start: float,
-    steps: list[list[tuple[float, dict[str, float]]]],
-    first: float,
-    end: float,
-    killed: tuple[int, ...] = (),
-    launched: float | None = None,
-    launch_id: str = "one",
-    restart: int = 0,
-    loads: tuple[tuple[float, float, str], ...] = (),
-    saves: tuple[tuple[float, float | None, str], ...] = (),
-    after: dict[str, float] | None = None,
-    launch_end: float | None = None,
-    exit_code: int = 0,
-    ends: dict[int, float] | None = None,
-    save_ranks: tuple[int, ...] = (0,),
-) -> None:
+    folder: Path, *, start: float, steps: list[list[tuple[float, dict[str, float]]]], first: float, end: float,
+    killed: tuple[int, ...] = (), launched: float | None = None, launch_id: str = "one", restart: int = 0,
+    loads: tuple[tuple[float, float, str], ...] = (), saves: tuple[tuple[float, float | None, str], ...] = (),
+    after: dict[str, float] | None = None, launch_end: float | None = None, exit_code: int = 0,
+    ends: dict[int, float] | None = None, save_ranks: tuple[int, ...] = (0,),
+) -> None:  # fmt: skip
     """Write a run folder: per rank a process that starts, steps of so many seconds with regions in them, an end."""
     folder.mkdir(parents=True)
     out = str(folder.with_name(folder.name.partition("-")[0]))
@@ -49,14 +39,12 @@ def plant(
             "group_ns": [at(start + 1), at(start + 1.5)],
             "checkpoints": [["load", at(a), at(b), path] for a, b, path in loads],
         }
-        lines: list[dict[str, Any]] = [{"schema": 1, "rank": rank, "world_size": len(steps), "lifetime": lifetime}]
-        now = first
-        for number, (dur, regions) in enumerate(of_rank):
-            line = {"step": number, "start_ns": at(now), "end_ns": at(now + dur), "dur_ns": round(dur * NS)}
-            own = {name: {"ns": round(s * NS), "n": 1} for name, s in regions.items()}
-            lines.append({**line, "device_ns": None, "profiled": False, "phase": "before", "regions": own})
-            now += dur
-        (folder / f"rank{rank:05d}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        in_ms = [{"outside": 1000 * dur} for dur, _ in of_rank]
+        for ms, (_, regions) in zip(in_ms, of_rank, strict=True):
+            ms |= {name: 1000 * s for name, s in regions.items()}
+            ms["outside"] -= 1000 * sum(regions.values())
+        lines = log_lines(in_ms, window=range(len(in_ms), len(in_ms)), at_ns=at(first))
+        write_log(folder, rank, lines, ranks=len(steps), lifetime=lifetime)
         facts: dict[str, Any] = {
             "ended": "killed" if rank in killed else "closed",
             "ended_ns": at((ends or {}).get(rank, end)),
@@ -76,14 +64,9 @@ def plain(count: int, dur: float = 1.0) -> list[tuple[float, dict[str, float]]]:
 
 
 def plant_meter(
-    folder: Path,
-    rank: int,
-    *,
-    device: str,
-    power: list[tuple[float, float]],
-    read: tuple[float, float],
+    folder: Path, rank: int, *, device: str, power: list[tuple[float, float]], read: tuple[float, float],
     begin: float = 5e6,
-) -> None:
+) -> None:  # fmt: skip
     """Write readings of a counter from when to when; the device takes so many watts up to each time."""
     lines: list[dict[str, Any]] = [
         {"kind": "device", "name": "NVIDIA H200", "uuid": device},

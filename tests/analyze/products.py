@@ -19,19 +19,9 @@ def shapes(*dims: list[int], kind: str = "c10::BFloat16") -> dict[str, Any]:
 
 
 def matmul(
-    r: RankTrace,
-    at: float,
-    *,
-    m: int = 1024,
-    n: int = 1024,
-    k: int = 1024,
-    start: float,
-    end: float,
-    kernel: str = BF16_KERNEL,
-    kind: str = "c10::BFloat16",
-    thread: int = MAIN,
-    **args: Any,
-) -> None:
+    r: RankTrace, at: float, *, m: int = 1024, n: int = 1024, k: int = 1024, start: float, end: float,
+    kernel: str = BF16_KERNEL, kind: str = "c10::BFloat16", thread: int = MAIN, **args: Any,
+) -> None:  # fmt: skip
     """Add `aten::mm` of [m, k] by [k, n] with its kernel: 2 m n k FLOPs."""
     with r.op("aten::mm", at, at + 10, thread=thread, **shapes([m, k], [k, n], kind=kind), **args):
         r.kernel(kernel, at=at + 2, start=start, end=end, thread=thread)

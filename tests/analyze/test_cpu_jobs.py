@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines
+from tests.not_none import not_none
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.replay.changes import larger_messages
@@ -45,9 +47,7 @@ def overlapped(folder: Path, *, steps: int = 6) -> Run:
 
 
 def replay_of_run(run: Run) -> Replay:
-    found = replay_of(aligned(run))
-    assert found is not None
-    return found
+    return not_none(replay_of(aligned(run)))
 
 
 def test_collectives_run_side_by_side_on_gloos_threads(tmp_path: Path) -> None:
@@ -99,15 +99,8 @@ def test_step_number_that_one_rank_recorded_twice_breaks_nothing(tmp_path: Path)
 
 
 def with_logs(run: Run, lengths_ms: list[float]) -> Run:
-    logs = []
-    for rank in range(RANKS):
-        ends = np.cumsum(lengths_ms) * 1e6
-        lines = [
-            {"step": i, "start_ns": int(e - d * 1e6), "end_ns": int(e), "dur_ns": int(d * 1e6), "phase": "after"}
-            for i, (e, d) in enumerate(zip(ends, lengths_ms, strict=True))
-        ]
-        logs.append(step_log_of(lines, rank=rank))
-    return replace(run, logs=tuple(logs), description={**run.description, "unprofiled_step_ms": 50.0})
+    logs = tuple(step_log_of(log_lines(lengths_ms), rank=rank) for rank in range(RANKS))
+    return replace(run, logs=logs, description={**run.description, "unprofiled_step_ms": 50.0})
 
 
 def account(folder: Path, profiled_ms: list[float], unprofiled_ms: list[float]) -> Account:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.not_none import not_none
 
 from stepscope.analyze.account import Account, account_of, by_strategy
 from stepscope.analyze.collective_costs import rank_account
@@ -110,8 +111,7 @@ def test_the_loader_tells_steps_where_nothing_else_does() -> None:
 
 def test_the_kernels_alone_tell_as_many_steps_but_the_last() -> None:
     marked = load(DATA / "foreign-no-steps", cache=False, jobs=1).ranks[0]
-    found = kernel_period(marked.trace, marked.work)
-    assert found is not None
+    found = not_none(kernel_period(marked.trace, marked.work))
     start_ns, end_ns, confidence = found
     assert confidence > 0.95 and len(start_ns) == len(marked.steps) - 1
     assert (end_ns[:-1] == start_ns[1:]).all()
@@ -146,8 +146,7 @@ def test_interleaved_pipeline(tmp_path: Path, named: bool) -> None:
     scenario = "h200-pipeline-interleaved"
     strategy, views = seen(DATA / scenario if named else without_names(scenario, tmp_path))
     assert (strategy.name, strategy.sure) == ("pp4", "stated" if named else "pattern")
-    found = views.pipeline
-    assert found is not None
+    found = not_none(views.pipeline)
     assert (found.stages, found.microbatches, found.chunks) == (4, 4, 2)
     assert (found.schedule, found.marked) == ("interleaved-1f1b", named)
     assert found.textbook_pct == pytest.approx(100 * 3 / 11)

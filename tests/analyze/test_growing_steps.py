@@ -1,10 +1,10 @@
 """A part of the step that grows is found whatever the machine's speed does, and a slower machine is no growth."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
+from tests.analyze.step_logs import log_lines, write_log
 
 from stepscope.analyze.thread_time import growth
 from stepscope.records import Row
@@ -25,18 +25,14 @@ SPEEDS = {
 def found(folder: Path, speed: str, *, grows_to_ms: float = 0.0, moves_ms: float = 0.0) -> Row | None:
     """Write steps of 10 ms of work and 2 ms outside of it; that grows, or gets some of the work's time."""
     noise = random.Random(0)
-    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    start = 0
+    steps = []
     for n in range(STEPS):
         moved = moves_ms * n / STEPS
-        slow = SPEEDS[speed](n) * MS
-        work = round((10 - moved) * noise.uniform(0.95, 1.1) * slow)
-        outside = round((2 + moved + grows_to_ms * n / STEPS) * noise.uniform(0.95, 1.1) * slow)
-        times = {"start_ns": start, "end_ns": start + work + outside, "dur_ns": work + outside, "device_ns": None}
-        state = {"profiled": False, "phase": "before", "regions": {"forward_pass": {"ns": work, "n": 1}}}
-        lines.append({"step": n, **times, **state})
-        start += work + outside
-    (folder / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        slow = SPEEDS[speed](n)
+        work = (10 - moved) * noise.uniform(0.95, 1.1) * slow
+        outside = (2 + moved + grows_to_ms * n / STEPS) * noise.uniform(0.95, 1.1) * slow
+        steps.append({"forward_pass": work, "outside": outside})
+    write_log(folder, 0, log_lines(steps, window=range(STEPS, STEPS)), ranks=1)
     (log,), _ = readable_step_logs(folder)
     return growth(log, None)
 

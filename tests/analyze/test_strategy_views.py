@@ -10,15 +10,9 @@ import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace
 from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp
 
+from stepscope.analyze import data_parallel
 from stepscope.analyze.account import by_strategy
 from stepscope.analyze.collective_costs import rank_account
-from stepscope.analyze.data_parallel import (
-    bucket_view,
-    context_parallel_view,
-    experts_view,
-    sharding_view,
-    tensor_parallel_view,
-)
 from stepscope.analyze.parallel_strategy import strategy_of
 from stepscope.run.aligned import aligned
 from stepscope.units import ms
@@ -37,7 +31,7 @@ def test_a_job_has_the_views_of_its_dimensions_and_no_others(tmp_path: Path) -> 
 
 
 def test_buckets_come_with_size_order_delay_and_tail(tmp_path: Path) -> None:
-    found = seen(tmp_path, bucket_view, ddp)
+    found = seen(tmp_path, data_parallel.bucket_view, ddp)
     assert [b.size_bytes for b in found.buckets] == [1_000_000, 4_000_000, 4_000_000]
     assert [ms(b.ready_ns) for b in found.buckets] == pytest.approx([0.7, 1.1, 1.5])
     assert [ms(b.time_ns) for b in found.buckets] == pytest.approx([0.1] * 3)
@@ -64,7 +58,7 @@ def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
         for start in (at + 1400, at + 2400):
             collective(r, "allreduce", start, thread=AUTOGRAD)
 
-    found = seen(tmp_path, bucket_view, accumulate)
+    found = seen(tmp_path, data_parallel.bucket_view, accumulate)
     assert (found.ranks[0].syncs, found.ranks[0].backward_passes) == (2, 2)
     assert len(found.buckets) == 1
     assert found.buckets[0].occurrences == 16
@@ -72,7 +66,7 @@ def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
 def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> None:
-    found = seen(tmp_path, sharding_view, lambda r, at: fsdp(r, at, again=again))
+    found = seen(tmp_path, data_parallel.sharding_view, lambda r, at: fsdp(r, at, again=again))
     one = found.ranks[0]
     assert found.stage == ("zero3" if again else "zero2")
     assert (one.gathers_forward, one.gathers_backward, one.scatters) == (2, 2 * again, 2)
@@ -83,7 +77,7 @@ def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> 
 
 
 def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:
-    found = seen(tmp_path, tensor_parallel_view, tp)
+    found = seen(tmp_path, data_parallel.tensor_parallel_view, tp)
     assert [(x.part, x.position) for x in found.layers] == [(p, k) for p in ("forward", "backward") for k in range(4)]
     second = found.layers[1]
     # runs from 0.655 to 0.755 ms, the one before ended at 0.505; kernels run until 0.670 and from 0.720
@@ -110,7 +104,7 @@ def test_load_of_experts_is_on_the_uneven_side(tmp_path: Path) -> None:
         collective(r, "all_to_allv", at + 100, elements=sent, out_elements=received[r.rank], **amounts)
         collective(r, "all_to_allv", at + 600, elements=received[r.rank], out_elements=sent, **back)
 
-    found = seen(tmp_path, experts_view, experts)
+    found = seen(tmp_path, data_parallel.experts_view, experts)
     assert found.kind == "ep"
     assert found.imbalance == pytest.approx(13 / 4)
     assert found.worst_exchange == pytest.approx(13 / 4)
@@ -127,7 +121,7 @@ def test_ring_of_context_parallelism_and_uneven_compute(tmp_path: Path) -> None:
         if r.rank == 3:
             r.kernel("attention", at=at + 900, start=at + 3220, end=at + 3520)
 
-    found = seen(tmp_path, context_parallel_view, ring)
+    found = seen(tmp_path, data_parallel.context_parallel_view, ring)
     assert found.by == "ring"
     plain = 4 * 0.2 + 4 * 0.4 + 0.18
     assert ms(found.ranks[0].compute_ns) == pytest.approx(plain)

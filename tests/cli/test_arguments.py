@@ -2,25 +2,14 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.cli.main import COMMANDS, main
 from stepscope.side_file import why_no_file
 
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 MODEL = ["--layers", "2", "--d-model", "64", "--heads", "4", "--vocab", "100", "--seq-len", "8"]
 LONG = "9" * 5000
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("job")
-    for trace in simulate(STEP, STEP, steps=3).traces:
-        trace.write(place)
-    return place
 
 
 def code_of(words: list[str]) -> int:
@@ -67,9 +56,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("words", ODD, ids=lambda words: " ".join(words)[:60])
-def test_odd_arguments_are_one_line(
-    words: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_odd_arguments_are_one_line(words, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"RUN": str(folder), "OUT": str(tmp_path / "out")}
     given = [word.replace("RUN", names["RUN"]) if word.startswith("RUN") else names.get(word, word) for word in words]
@@ -83,7 +70,7 @@ def test_odd_arguments_are_one_line(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dashes_are_no_value_of_any_option(name, capsys):
     assert code_of([name, "--out=--", "run"]) == 2
     assert "argument --out: '--' is not a value" in capsys.readouterr().err
 
@@ -91,7 +78,7 @@ def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixt
 EXTREME = ["--peak-tflops", "1e-320", "--flops-per-step", "1e308", "--tokens-per-step", "1e308"]
 
 
-def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_holds_no_infinity(folder, tmp_path, capsys):
     for extra in (EXTREME, ["--unprofiled-step-ms", "1e-320"], ["--unprofiled-step-ms", "1e308"]):
         assert main(["report", str(folder), "--json", str(tmp_path / "r"), *extra, "--force", "--no-cache"]) in (0, 2)
         if (tmp_path / "r").exists():

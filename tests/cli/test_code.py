@@ -5,29 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
-from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.simulated import owned_run
 from tests.analyze.simulate import kernel
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.cli.main import main
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("owned")
-    owned_folder(path)
-    return path
-
-
-def test_json_has_all_lines_and_modules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["code", str(folder), "--no-cache", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == 1 and found["ranks"] == [0] and found["exact_lines"]
-    assert {row["line"] for row in found["code"]} == {3, 9, 10, 11, 12}
-    device_ms = {row["line"]: (row["device_ms"], row["backward_device_ms"]) for row in found["code"]}
-    assert device_ms[10] == pytest.approx((0.15, 0.05)) and device_ms[12][0] == pytest.approx(0.03)
-    assert {row["module"] for row in found["modules"]} == {"blocks", "blocks.0", "blocks.0.up"}
 
 
 def test_without_owners_it_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,9 +48,7 @@ def test_json_holds_step_interval_and_ranks(simulated: Path, tmp_path: Path) -> 
         ([], "give at least one --set KEY=VALUE"),
     ],
 )
-def test_what_cannot_be_set_is_one_line_and_exit_2(
-    simulated: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+def test_what_cannot_be_set_is_one_line_and_exit_2(simulated, capsys, words, said):
     assert main(["whatif", str(simulated), *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.cli.outputs import reading_progress
 from stepscope.errors import InputError
-
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 
 
 def recursion() -> None:
@@ -48,9 +45,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_any_exception_is_one_sentence_and_2(
-    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_exception_is_one_sentence_and_2(fault, monkeypatch, capsys):
     monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
     fail, part = FAULTS[fault]
     monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: fail())
@@ -63,9 +58,7 @@ def test_any_exception_is_one_sentence_and_2(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("here"), InputError("here")])
-def test_traceback_is_shown_where_it_is_asked_for(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traceback_is_shown_where_it_is_asked_for(error, monkeypatch, capsys):
     monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
     monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: raising(error)())
     assert main(["doctor"]) == 2
@@ -73,9 +66,7 @@ def test_traceback_is_shown_where_it_is_asked_for(
     assert "Traceback" in said and "here" in said.splitlines()[-1]
 
 
-def test_warnings_of_libraries_stay_off_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_libraries_stay_off_the_terminal(monkeypatch, capsys):
     def run(_: object) -> int:
         np.float64(1) / np.float64(0)
         raise InputError("expected a, found b")
@@ -83,14 +74,6 @@ def test_warnings_of_libraries_stay_off_the_terminal(
     monkeypatch.setattr("stepscope.cli.doctor.run", run)
     assert main(["doctor"]) == 2
     assert capsys.readouterr().err == "stepscope doctor: expected a, found b\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("job")
-    for trace in simulate(STEP, STEP, steps=3).traces:
-        trace.write(place)
-    return place
 
 
 def shell(words: str, **environ: str) -> tuple[int, str]:

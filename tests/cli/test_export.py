@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.owners.owned_folder import owned_folder
-from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields
 
 from stepscope.cli.main import main
@@ -19,23 +18,16 @@ from stepscope.tables.table import Table
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("late")
-    late_run(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def owned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("owned")
     owned_folder(path, ranks=2)
     return path
 
 
-def test_the_ending_of_the_file_chooses_its_form(folder: Path, tmp_path: Path) -> None:
+def test_the_ending_of_the_file_chooses_its_form(late_folder: Path, tmp_path: Path) -> None:
     names = ("t.pftrace", "t.json", "t.json.gz", "t.pftrace.gz")
     for name in names:
-        assert main(["export", str(folder), "--perfetto", str(tmp_path / name)]) == 0
+        assert main(["export", str(late_folder), "--perfetto", str(tmp_path / name)]) == 0
     plain, text, packed_text, packed = (tmp_path / name for name in names)
     assert json.loads(text.read_bytes())["traceEvents"]
     assert gzip.decompress(packed_text.read_bytes()) == text.read_bytes()
@@ -43,19 +35,19 @@ def test_the_ending_of_the_file_chooses_its_form(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_tables_are_one_file_each(folder: Path, tmp_path: Path) -> None:
+def test_tables_are_one_file_each(late_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra `sql`")
     from pyarrow import parquet
 
-    assert main(["export", str(folder), "--csv", str(tmp_path / "c"), "--parquet", str(tmp_path / "p")]) == 0
+    assert main(["export", str(late_folder), "--csv", str(tmp_path / "c"), "--parquet", str(tmp_path / "p")]) == 0
     assert {p.name for p in (tmp_path / "c").iterdir()} == {f"{name}.csv" for name in TABLES}
     steps = parquet.read_table(tmp_path / "p" / "steps.parquet")
     assert steps.num_rows == 24 and steps.schema.field("dur_ns").metadata[b"unit"] == b"ns"
     assert (tmp_path / "c" / "steps.csv").read_text().count("\n") == 25
 
 
-def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(folder), "--tensorboard", str(tmp_path / "tb")]) == 0
+def test_tensorboard_folder(late_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(late_folder), "--tensorboard", str(tmp_path / "tb")]) == 0
     assert len(list((tmp_path / "tb").glob("*.pt.trace.json.gz"))) == 4
     assert "5 files" in capsys.readouterr().out
 
@@ -103,8 +95,8 @@ def test_speedscope_has_lines_and_modules_by_each_time(owned: Path, tmp_path: Pa
     assert times["modules, device"] == {("blocks", "blocks.0", "blocks.0.up"): 150_000, ("(no owner)",): 30_000}
 
 
-def test_profiles_need_owners(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(folder), "--pprof", str(tmp_path / "p")]) == 2
+def test_profiles_need_owners(late_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(late_folder), "--pprof", str(tmp_path / "p")]) == 2
     assert "stepscope record" in capsys.readouterr().err and not (tmp_path / "p").exists()
 
 
@@ -117,25 +109,19 @@ def test_profiles_need_owners(folder: Path, tmp_path: Path, capsys: pytest.Captu
         (["--perfetto", "{new}", "--steps", "8"], "write FIRST:LAST"),
         (["--perfetto", "{new}", "--steps", "900000000000:999999999999"], "the run has 0:6"),
         (["--perfetto", "{new}", "--min-us", "-1"], "is not a number above 0"),
-        (["--perfetto", "{folder}"], "it is a folder"),
-        (["--perfetto", "{file}"], "use --force"),
-        (["--perfetto", "-"], "cannot go to standard output"),
-        (["--perfetto", "{new}/t.json"], "no folder at"),
-        (["--pprof", "-"], "cannot go to standard output"),
-        (["--speedscope", "{file}"], "use --force"),
-        (["--csv", "{folder}"], "is not empty"),
-        (["--csv", "{file}"], "is a file, not a folder"),
+        (["--perfetto", "{folder}"], "it is a folder"), (["--perfetto", "{file}"], "use --force"),
+        (["--perfetto", "-"], "cannot go to standard output"), (["--perfetto", "{new}/t.json"], "no folder at"),
+        (["--pprof", "-"], "cannot go to standard output"), (["--speedscope", "{file}"], "use --force"),
+        (["--csv", "{folder}"], "is not empty"), (["--csv", "{file}"], "is a file, not a folder"),
         (["--csv", "{new}", "--tables", "steps,nothing"], "no such table in 'steps,nothing'; use some of events"),
     ],
-)
-def test_wrong_use_is_one_line(
-    words: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+)  # fmt: skip
+def test_wrong_use_is_one_line(words, said, late_folder, tmp_path, capsys):
     (tmp_path / "file").write_text("old")
     places = {"new": tmp_path / "new", "file": tmp_path / "file", "folder": tmp_path}
     given = [word.format(**places) for word in words]
     try:
-        code = main(["export", str(folder), *given])
+        code = main(["export", str(late_folder), *given])
     except SystemExit as ended:
         code = int(ended.code or 0)
     err = capsys.readouterr().err
@@ -145,9 +131,7 @@ def test_wrong_use_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exists", [False, True])
-def test_export_that_fails_leaves_no_half_filled_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
-) -> None:
+def test_export_that_fails_leaves_no_half_filled_folder(late_folder, tmp_path, monkeypatch, exists):
     out = tmp_path / "tables"
     if exists:
         out.mkdir()
@@ -158,11 +142,11 @@ def test_export_that_fails_leaves_no_half_filled_folder(
         return made(tables, name) if name != list(TABLES)[-1] else 1 // 0  # type: ignore[return-value]
 
     monkeypatch.setattr(RunTables, "table", table)
-    assert main(["export", str(folder), "--no-cache", "--csv", str(out), "--force"]) == 2
+    assert main(["export", str(late_folder), "--no-cache", "--csv", str(out), "--force"]) == 2
     assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["old"] * exists
     assert out.exists() == exists and len(list(tmp_path.iterdir())) == exists
     monkeypatch.undo()
-    assert main(["export", str(folder), "--no-cache", "--csv", str(out), "--force"]) == 0
+    assert main(["export", str(late_folder), "--no-cache", "--csv", str(out), "--force"]) == 0
     assert {path.name for path in out.iterdir()} == {f"{name}.csv" for name in TABLES}
 
 
@@ -173,8 +157,8 @@ QUERY = "SELECT rank, count(*) AS calls, sum(wait_ns) / 1e6 AS wait_ms FROM coll
 
 
 @needs_sql
-def test_rows_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sql", str(folder), QUERY]) == 0
+def test_rows_are_printed(late_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", str(late_folder), QUERY]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.split() == ["rank", "calls", "wait_ms"])
     assert lines[at + 2].split()[:2] == ["0", "6"] and abs(float(lines[at + 2].split()[2]) - 12) < 0.1
@@ -182,18 +166,18 @@ def test_rows_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @needs_sql
-def test_csv_and_json_hold_all_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_hold_all_rows(late_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = "SELECT * FROM events"
-    assert main(["sql", str(folder), "--csv", "-", query]) == 0
+    assert main(["sql", str(late_folder), "--csv", "-", query]) == 0
     rows = list(csv.reader(io.StringIO(capsys.readouterr().out, newline="")))
     assert rows[0] == [c.name for c in TABLES["events"].columns]
     target = tmp_path / "rows.json"
-    assert main(["sql", str(folder), query, "--json", str(target)]) == 0
+    assert main(["sql", str(late_folder), query, "--json", str(target)]) == 0
     found = json.loads(target.read_text())
     assert found["schema"] == 1 and len(found["rows"]) == len(rows) - 1 > 100
-    assert main(["sql", str(folder), query, "--json", str(target)]) == 2  # exists
+    assert main(["sql", str(late_folder), query, "--json", str(target)]) == 2  # exists
     capsys.readouterr()
-    assert main(["sql", str(folder), query]) == 0
+    assert main(["sql", str(late_folder), query]) == 0
     assert "the first 100 rows" in capsys.readouterr().out
 
 
@@ -207,9 +191,7 @@ def test_csv_and_json_hold_all_rows(folder: Path, tmp_path: Path, capsys: pytest
         ("COPY steps TO '{tmp}/stolen.csv'", "disabled"),
     ],
 )
-def test_bad_queries_are_one_line(
-    folder: Path, tmp_path: Path, query: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sql", str(folder), query.format(tmp=tmp_path)]) == 2
+def test_bad_queries_are_one_line(late_folder, tmp_path, query, said, capsys):
+    assert main(["sql", str(late_folder), query.format(tmp=tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert said in err and err.count("\n") == 1 and not out and not list(tmp_path.iterdir())

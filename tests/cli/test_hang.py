@@ -1,13 +1,12 @@
 """`stepscope hang` and `stepscope memory`: dumps and snapshots as text and JSON; hostile ones are one line."""
 
 import json
-import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.hang.dumps import world
+from tests.trace.pickles.test_plain_data import Canary
 
 from stepscope.cli.main import main
 from stepscope.trace.flight_recorder import read_flight_dump
@@ -61,14 +60,6 @@ def test_unreadable_rank_is_named_and_the_rest_reported(tmp_path: Path, capsys: 
     assert "nccl_trace_rank_1" in captured.err and "no dump of rank 1" in captured.out
 
 
-class Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.path}",)
-
-
 def test_hostile_dump_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     canary, dump = tmp_path / "canary", tmp_path / "nccl_trace_rank_0"
     dump.write_bytes(pickle.dumps({"version": "2.10", "entries": [Canary(canary)]}, 4))
@@ -82,21 +73,13 @@ SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pi
 
 
 @pytest.mark.slow
-def test_snapshot_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_of_a_snapshot_sum_to_its_timeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
     (one,) = said["snapshots"]
     assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
     parts = one["peak"]["by_purpose"]
     assert sum(v or 0 for k, v in parts.items() if k != "reserved_unused") == one["peak"]["allocated_bytes"]
-
-
-@pytest.mark.slow
-def test_curves_of_a_snapshot_sum_to_its_timeline(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    (one,) = said["snapshots"]
-    assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
     assert {len(curve) for curve in one["by_purpose"].values() if curve} == {len(one["timeline"]["time_us"])}
     known = [curve for curve in one["by_purpose"].values() if curve]
     assert [sum(sizes) for sizes in zip(*known, strict=True)] == one["timeline"]["allocated_bytes"]

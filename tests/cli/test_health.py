@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from tests.diagnose.late import late_run
@@ -22,14 +21,7 @@ print("trained")
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("late")
-    late_run(path)
-    return path
-
-
-def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_value_between_good_and_bad_is_borderline(tmp_path, capsys):
     late_run(tmp_path / "run", loading=True, late_us=4000)  # one of four ranks waits for 73 % of the step
     assert main(["health", str(tmp_path / "run")]) == 0
     rows = [re.split(r" {2,}", row) for row in capsys.readouterr().out.splitlines()]
@@ -47,12 +39,12 @@ def test_value_between_good_and_bad_is_borderline(tmp_path: Path, capsys: pytest
         (["data_loading_pct>30"], 1),  # not measured, and so not known to hold
     ],
 )
-def test_gates_decide_the_exit_code(folder: Path, gates: list[str], code: int) -> None:
-    assert main(["health", str(folder), *(w for g in gates for w in ("--fail-on", g))]) == code
+def test_gates_decide_the_exit_code(late_folder, gates, code):
+    assert main(["health", str(late_folder), *(w for g in gates for w in ("--fail-on", g))]) == code
 
 
-def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", str(folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
+def test_json_has_the_report_the_checks_and_the_gates(late_folder, capsys):
+    assert main(["health", str(late_folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == 1 and len(found["checks"]) == 10
     assert [(one["rank"], one["cause"]) for one in found["stragglers"]] == [(1, "host")]
@@ -64,12 +56,12 @@ def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("words", [[], ["{folder}", "--", "true"]])
-def test_a_run_or_a_command_and_not_both(folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", *(w.format(folder=folder) for w in words)]) == 2
+def test_a_run_or_a_command_and_not_both(late_folder, words, capsys):
+    assert main(["health", *(w.format(folder=late_folder) for w in words)]) == 2
     assert "RUN or -- COMMAND" in capsys.readouterr().err
 
 
-def test_a_command_that_trains_nothing_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_trains_nothing_is_told(tmp_path, capfd):
     out = str(tmp_path / "run")
     assert main(["health", "--out", out, "--", sys.executable, "-c", "raise SystemExit(4)"]) == 2
     error = capfd.readouterr().err
@@ -77,9 +69,7 @@ def test_a_command_that_trains_nothing_is_told(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.job
-def test_a_command_is_recorded_and_its_output_kept_out_of_the_json(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_recorded_and_its_output_kept_out_of_the_json(tmp_path, capfd):
     words = ["health", "--out", str(tmp_path / "run"), "--steps", "4:7", "--json", "-"]
     assert main([*words, "--", sys.executable, "-c", TRAINS]) == 0
     captured = capfd.readouterr()

@@ -128,9 +128,7 @@ def _start_on_day(run_json: Path, day: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUN_HERE, ids=[" ".join(words)[:70] for words in RUN_HERE])
-def test_example_is_run(
-    words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_is_run(words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     owned = OWNERS & set(words)
     given = ["owned" if owned and word == "run-folder/" else OWN.get(word, word) for word in words]

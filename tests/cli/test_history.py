@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.compare.history.folders import light_run
+from tests.compare.history.folders import eight_runs
 
 from stepscope.cli.main import main
 
@@ -14,21 +14,7 @@ TRACES = Path(__file__).parents[1] / "data" / "gloo-linear"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of light runs over four hosts, `bad` among them always, the last run slower than all others."""
-    folder = tmp_path_factory.mktemp("runs")
-    hosts = ["h1", "bad", "h3", "h4"]
-    for n in range(1, 9):
-        light_run(
-            folder / f"run-{n}",
-            created=f"2026-11-{n:02d}T08:00:00+00:00",
-            step_ms=20.0 + n % 3 / 10 + (4.0 if n == 8 else 0.0),
-            hosts=hosts,
-            late_ms=(0.0, 3.0),
-            commit=("b" if n == 8 else "a") * 40,
-            seed=n,
-            steps=12,
-        )
-    return folder
+    return eight_runs(tmp_path_factory.mktemp("runs"), "bad")
 
 
 def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,9 +27,7 @@ def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFi
     assert all(run["peak_memory_bytes"] >= 3 * 10**9 for run in said["runs"])
 
 
-def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(tmp_path, capsys):
     shutil.copytree(TRACES, tmp_path / "one")
     assert main(["history", str(tmp_path), "--json", "-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"]

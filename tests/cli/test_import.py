@@ -70,9 +70,7 @@ def test_other_file_in_the_same_place_needs_force(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"SQLite format 3\0" + bytes(200), b"{}", b"\x1f\x8bxx"])
-def test_foreign_files_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
-) -> None:
+def test_foreign_files_are_refused_in_one_line(tmp_path, capsys, content):
     path = tmp_path / "x.bin"
     path.write_bytes(content)
     assert main(["import", str(path), "--into", str(tmp_path / "new")]) == 2
@@ -111,9 +109,6 @@ def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) ->
     assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
 
 
-# NVIDIA's own reports -------------------------------------------------------------------------------------------------
-
-
 def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = export(tmp_path, 1)
     fake_tool(
@@ -139,9 +134,7 @@ def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("body", ["sys.exit('no such\\nreport')", "pass", "print('garbage')"])
-def test_tool_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str
-) -> None:
+def test_tool_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys, body):
     for name in ("nsys", "ncu"):
         fake_tool(tmp_path, monkeypatch, name, body)
         (tmp_path / f"rank0.{name}-rep").write_bytes(b"report")

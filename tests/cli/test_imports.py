@@ -76,9 +76,7 @@ def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -
         (["whatif", "{run}", "--set", "network=2x", "--json", "-"], 85, 425, {PAGE, MASKED, OPENSSL}),
     ],
 )
-def test_command_imports_what_it_needs(
-    run: Path, words: list[str], most_own: int, most: int, without: set[str]
-) -> None:
+def test_command_imports_what_it_needs(run, words, most_own, most, without):
     imported = imported_by(*(word.format(run=run) for word in words))
     assert not without & imported
     own = [name for name in imported if name.startswith("stepscope")]

@@ -68,9 +68,7 @@ def test_steps_after_the_last_save_are_lost_by_a_restart(tmp_path: Path, capsys:
         assert document["warnings"] == [NO_METER]
 
 
-def test_lost_work_is_unknown_where_neither_a_save_nor_a_load_was_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_work_is_unknown_where_neither_a_save_nor_a_load_was_seen(tmp_path, capsys):
     plant_two_attempts(tmp_path, saved=False, loaded=False)
     parts, document = ledger(tmp_path / "run", capsys)
     assert parts["unknown"] == pytest.approx(9.5)
@@ -79,9 +77,7 @@ def test_lost_work_is_unknown_where_neither_a_save_nor_a_load_was_seen(
     assert "unknown" in document["warnings"][0] and "run-2" in document["warnings"][0]
 
 
-def test_a_restart_without_a_checkpoint_loses_everything_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_restart_without_a_checkpoint_loses_everything_before(tmp_path, capsys):
     plant_two_attempts(tmp_path, loaded=False)
     parts, document = ledger(tmp_path / "run", capsys)
     assert document["attempts"][0]["steps_lost"] == 9
@@ -96,9 +92,7 @@ def test_no_step_for_long_before_the_end_is_a_hang(tmp_path: Path, capsys: pytes
     assert parts["lost_work"] == pytest.approx(3.0)
 
 
-def test_a_later_launch_that_reads_the_checkpoint_is_the_same_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_later_launch_that_reads_the_checkpoint_is_the_same_job(tmp_path, capsys):
     plant_two_attempts(tmp_path, launch_id="two", restart=0, launched=13.5)
     parts, document = ledger(tmp_path / "run", capsys)
     assert len(document["attempts"]) == 2
@@ -169,9 +163,7 @@ def plant_metered(where: Path, devices: tuple[str, str], **second: Any) -> None:
 
 
 @pytest.mark.parametrize("devices", [("GPU-a", "GPU-b"), ("GPU-a", "GPU-a")])
-def test_joules_of_the_job_by_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: tuple[str, str]
-) -> None:
+def test_joules_of_the_job_by_part(tmp_path, capsys, devices):
     plant_metered(tmp_path, devices)
     energy = ledger(tmp_path / "run", capsys)[1]["energy"]
     count = len(set(devices))  # a shared device counts once
@@ -219,14 +211,9 @@ def test_a_counter_that_starts_again_goes_on(tmp_path: Path, capsys: pytest.Capt
 
 def test_another_world_size_has_other_usual_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(
-        tmp_path / "run",
-        start=0,
-        first=3,
-        end=23,
-        steps=[plain(20)] * 4,
-        killed=(0, 1, 2, 3),
+        tmp_path / "run", start=0, first=3, end=23, steps=[plain(20)] * 4, killed=(0, 1, 2, 3),
         saves=((22.9, 23, "/c"),),
-    )
+    )  # fmt: skip
     plant(
         tmp_path / "run-2", start=24, first=28, end=52, launched=0, restart=1, loads=((26, 27, "/c"),),
         steps=[plain(12, 2.0)] * 2,

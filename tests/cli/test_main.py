@@ -25,9 +25,7 @@ def test_no_arguments_list_the_commands_and_exit_2(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("words", [["-q", "doctor"], ["doctor", "--quiet"]])
-def test_quiet_leaves_out_what_is_said_beside_the_answer(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_leaves_out_what_is_said_beside_the_answer(words, monkeypatch, capsys):
     def answer(args: object) -> int:
         print_line("answer")
         warn("something is missing")
@@ -53,9 +51,7 @@ def test_help_and_version(option: str, capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_interrupt_is_130_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupt_is_130_without_a_traceback(monkeypatch, capsys):
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
@@ -103,9 +99,7 @@ def test_everything_needed_works_here(capsys: pytest.CaptureFixture[str]) -> Non
     assert " NO " not in said
 
 
-def test_missing_package_is_told_and_fails_only_if_needed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_told_and_fails_only_if_needed(monkeypatch, capsys):
     from importlib.metadata import PackageNotFoundError, version
 
     def without(*names: str) -> None:
@@ -126,9 +120,7 @@ def test_missing_package_is_told_and_fails_only_if_needed(
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_the_planted_straggler_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planted_straggler_is_named(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Longer than the sleep of the demo, which a machine with much else to do hides in its noise.
     monkeypatch.setattr(demo, "SLOW_MS", 500.0)
@@ -145,9 +137,7 @@ def test_the_planted_straggler_is_named(
     assert ("\nCounted     " in out) == ("Overloaded machine" in out)
 
 
-def test_without_torch_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr("stepscope.cli.demo.find_spec", lambda name: None)
     assert main(["demo"]) == 2
     assert "torch is not installed" in capsys.readouterr().err
@@ -160,9 +150,7 @@ def test_wrong_usage_is_one_line(words: list[str], expected: str, capsys: pytest
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, None])
-def test_help_fits_80_columns(
-    command: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([*([command] if command else []), "--help"])

@@ -277,9 +277,7 @@ def test_any_answer_fits_and_counts_what_it_leaves_out(answer: dict[str, Any], m
             assert len(shown[name]) + shown["omitted"].get(name, 0) == len(value)
 
 
-def test_missing_package_and_folder_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_missing_package_and_folder_are_named(monkeypatch, capsys, tmp_path):
     assert main(["mcp", "--allow", str(tmp_path / "nowhere")]) == 2
     assert "nowhere does not exist; give an existing folder" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "mcp", None)

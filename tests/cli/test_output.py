@@ -125,23 +125,15 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: 
 
 
 COMMANDS = {
-    "report": ["no-such-run"],
-    "whatif": ["no-such-run", "--set", "straggler=off"],
-    "code": ["no-such-run"],
-    "compare": ["no-such-run", "no-other-run"],
-    "health": ["no-such-run"],
-    "history": ["no-such-folder"],
-    "job": ["no-such-run"],
-    "investigate": ["no-such-run"],
-    "calibrate": ["--from-csv", "no-such-file.csv"],
+    "report": ["no-such-run"], "whatif": ["no-such-run", "--set", "straggler=off"], "code": ["no-such-run"],
+    "compare": ["no-such-run", "no-other-run"], "health": ["no-such-run"], "history": ["no-such-folder"],
+    "job": ["no-such-run"], "investigate": ["no-such-run"], "calibrate": ["--from-csv", "no-such-file.csv"],
     "sql": ["no-such-run", "select 1"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_existing_output_is_refused_before_the_input_is_looked_at(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_output_is_refused_before_the_input_is_looked_at(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     there = tmp_path / "result.json"
     there.write_text("mine")

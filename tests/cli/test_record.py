@@ -80,9 +80,7 @@ def test_a_launcher_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None
         (["--", "no-such-command-here"], "cannot run 'no-such-command-here'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_code_2(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_one_line_and_code_2(words, expected, capsys):
     assert main(["record", *words]) == 2
     said = capsys.readouterr().err
     assert expected in said

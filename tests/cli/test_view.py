@@ -9,36 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import main
-
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("job")
-    for trace in simulate(STEP, STEP, steps=3).traces:
-        trace.write(place)
-    return place
 
 
 @pytest.fixture
 def viewed(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Return the running command and the address it printed."""
     command = [
-        sys.executable,
-        "-m",
-        "stepscope.cli.main",
-        "view",
-        str(folder),
-        "--no-browser",
-        "--no-cache",
-        "--port",
-        "0",
-    ]
+        sys.executable, "-m", "stepscope.cli.main", "view", str(folder), *["--no-browser", "--no-cache", "--port", "0"],
+    ]  # fmt: skip
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert job.stdout is not None
     line = job.stdout.readline()

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.analyze.live.runs import claim, line, write_facts, write_log
+from tests.analyze.live.runs import claim, line, write_facts
+from tests.analyze.step_logs import write_log
 from tests.report.test_commands import cells, sheet_in
 
 from stepscope.cli.main import main
@@ -56,9 +57,7 @@ def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
         (("running", "killed"), "rank 1 has ended, so the ranks would not record the same steps"),
     ],
 )
-def test_trigger_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ended: tuple[str, str], words: str
-) -> None:
+def test_trigger_is_refused_in_one_sentence(tmp_path, capsys, ended, words):
     run = job(tmp_path / "run")
     for rank, how in enumerate(ended):
         write_facts(run, rank, how)

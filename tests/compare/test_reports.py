@@ -13,23 +13,17 @@ from stepscope.stats.robust import Difference
 
 
 def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (), **more: Any) -> dict[str, Any]:
+    lost = {"loss": "exposed_transfer", "pct_of_peak": 30.0, "ms_per_step": 3.0}
+    reached = {"loss": "achieved", "pct_of_peak": 70.0, "ms_per_step": 7.0}
+    found = {"saving_alone_ms": 2.0, "saving_pct": 20.0}
     return {
         "run": {"name": "r", "world_size": 4, "device": "chip", "strategy": "ddp", "torch": None},
         "step": {"profiled_ms": step_ms, "unprofiled_ms": None, "tokens_per_s": 1e6 / step_ms, "budget": []},
         "efficiency": {"mfu": 4.0 / step_ms},
-        "waterfall": [
-            {"loss": "exposed_transfer", "pct_of_peak": 30.0, "ms_per_step": 3.0},
-            {"loss": "achieved", "pct_of_peak": 70.0, "ms_per_step": 7.0},
-        ],
-        "collectives": [
-            {"op": "all_reduce", "group": "dp", "wait_ms": 1.0},
-            {"op": "all_reduce", "group": "tp", "wait_ms": 2.0},
-        ],
+        "waterfall": [lost, reached],
+        "collectives": [{"op": "all_reduce", "group": g, "wait_ms": ms} for g, ms in (("dp", 1.0), ("tp", 2.0))],
         "stragglers": [],
-        "findings": [
-            {"id": id_, "title": id_, "ranks": [rank], "saving_alone_ms": 2.0, "saving_pct": 20.0}
-            for id_, rank in findings
-        ],
+        "findings": [{"id": id_, "title": id_, "ranks": [rank], **found} for id_, rank in findings],
         **more,
     }
 
@@ -66,19 +60,11 @@ def test_waterfall_rows_of_both_sides() -> None:
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
-        ("step_ms>5%", False),
-        ("step_ms>15%", True),
-        ("step_ms<-5%", True),
-        ("mfu<-5%", False),
-        ("step.profiled_ms>5%", False),
-        ("step.tokens_per_s<-5%", False),
-        ("step_ms>12", True),
-        ("step_ms>10.5", False),
-        ("collectives.*.wait_ms>5%", True),
-        ("findings.straggler.saving_pct>5", True),
-        ("stragglers.count>0", True),
+        ("step_ms>5%", False), ("step_ms>15%", True), ("step_ms<-5%", True), ("mfu<-5%", False),
+        ("step.profiled_ms>5%", False), ("step.tokens_per_s<-5%", False), ("step_ms>12", True), ("step_ms>10.5", False),
+        ("collectives.*.wait_ms>5%", True), ("findings.straggler.saving_pct>5", True), ("stragglers.count>0", True),
     ],
-)
+)  # fmt: skip
 def test_gates_judge_the_change_or_the_second_side(text: str, holds: bool) -> None:
     assert judged(text).holds is holds
 
@@ -112,21 +98,13 @@ REPORT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("step_ms", [10.0]),
-        ("data_loading_pct", [35.0]),
-        ("checks.data_loading_pct.value", [35.0]),
-        ("wait_pct", [20.0]),
-        ("hfu", [0.4]),
-        ("step.budget.forward.pct", [80]),
-        ("ranks.*.idle_ms", [1.0, 7.0]),
-        ("ranks.0.step_ms.1", [11.0]),
-        ("collectives.all_reduce.busbw_gb_per_s", [3.0, 9.0]),
-        ("findings.straggler.saving_pct", [12.0]),
-        ("findings.data-loading.saving_pct", [0.0]),
-        ("stragglers.count", [1]),
-        ("efficiency.mfu", [None]),
+        ("step_ms", [10.0]), ("data_loading_pct", [35.0]), ("checks.data_loading_pct.value", [35.0]),
+        ("wait_pct", [20.0]), ("hfu", [0.4]), ("step.budget.forward.pct", [80]), ("ranks.*.idle_ms", [1.0, 7.0]),
+        ("ranks.0.step_ms.1", [11.0]), ("collectives.all_reduce.busbw_gb_per_s", [3.0, 9.0]),
+        ("findings.straggler.saving_pct", [12.0]), ("findings.data-loading.saving_pct", [0.0]),
+        ("stragglers.count", [1]), ("efficiency.mfu", [None]),
     ],
-)
+)  # fmt: skip
 def test_names_lead_to_their_numbers(name: str, value: list[float | None]) -> None:
     assert numbers(REPORT, name) == value
 

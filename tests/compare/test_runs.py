@@ -50,14 +50,6 @@ def test_budget_says_where_the_difference_went_and_sums_to_it(found: Comparison)
     assert all(row.what == "no difference found" for row in found.budget if row.name in ("forward", "backward"))
 
 
-def test_a_run_does_not_differ_from_itself(prompt: RunSamples) -> None:
-    same = compare([prompt], [prompt])
-    assert same.step.difference.change == 0 and same.step.difference.p_value == 1
-    assert same.kernels == () and same.operators == ()
-    assert not any(row.significant for row in same.budget)
-    assert not any(d.significant for d in same.sampled.values())
-
-
 def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found: Comparison) -> None:
     assert [row.name.split("_")[0] for row in found.kernels] == ["ncclDevKernel"]
     assert found.kernels[0].what == "slower"

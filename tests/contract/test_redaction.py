@@ -58,35 +58,14 @@ def test_secret_of_a_command_line_is_redacted(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        "--tokenizer gpt2",
-        "--max-tokens 512",
-        "--num-key-value-heads 8",
-        "--key-dim 64",
-        "--image-key jpg",
-        "--sort-key=length",
-        "--pad-token <pad>",
-        "--eos_token_id=2",
-        "--user-token <|user|>",
-        "--use-auth-token True",
-        "--use-auth-token --lr 0.1",
-        "--author me",
-        "-p 8080",
-        "-p 127.0.0.1:8080:80",
-        "dropout.p=0.1",
-        "-u train.py",
-        "--user 1000:1000",
-        "--pattern x",
-        "--compass north",
-        "--secretless=false",
-        "model.tokenizer=bpe",
-        "NCCL_IB_PKEY=0",
-        "TOKENIZERS_PARALLELISM=false",
-        "--data s3://bucket/train",
-        "--master http://node1:4318/v1/metrics",
-        "--rdzv-endpoint=node1:29500",
-        "--lr=1e-4 optim.betas=[0.9,0.95]",
+        "--tokenizer gpt2", "--max-tokens 512", "--num-key-value-heads 8", "--key-dim 64", "--image-key jpg",
+        "--sort-key=length", "--pad-token <pad>", "--eos_token_id=2", "--user-token <|user|>", "--use-auth-token True",
+        "--use-auth-token --lr 0.1", "--author me", "-p 8080", "-p 127.0.0.1:8080:80", "dropout.p=0.1", "-u train.py",
+        "--user 1000:1000", "--pattern x", "--compass north", "--secretless=false", "model.tokenizer=bpe",
+        "NCCL_IB_PKEY=0", "TOKENIZERS_PARALLELISM=false", "--data s3://bucket/train",
+        "--master http://node1:4318/v1/metrics", "--rdzv-endpoint=node1:29500", "--lr=1e-4 optim.betas=[0.9,0.95]",
     ],
-)
+)  # fmt: skip
 def test_ordinary_training_option_stays(option: str) -> None:
     words = option.split()
     assert redacted(words) == words

@@ -2,8 +2,6 @@
 
 import doctest
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +30,7 @@ CURVE = {
     ],
     ids=str,
 )  # fmt: skip
-def test_curve_that_is_none_is_our_error(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_curve_that_is_none_is_our_error(tmp_path, change):
     path = tmp_path / "calibration.json"
     document = calibration_json(Calibration((), {}))
     path.write_text(json.dumps({**document, "curves": [CURVE]}))
@@ -42,21 +40,21 @@ def test_curve_that_is_none_is_our_error(tmp_path: Path, change: dict[str, Any])
         load_calibration(path)
 
 
-def test_model_of_a_million_billion_layers_is_refused(tmp_path: Path) -> None:
+def test_model_of_a_million_billion_layers_is_refused(tmp_path):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "num_hidden_layers": 10**15}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(StepscopeError, match="layers has to be at most"):
         transformer_from_config(tmp_path / "config.json")
 
 
-def test_few_aliases_are_read(tmp_path: Path) -> None:
+def test_few_aliases_are_read(tmp_path):
     pytest.importorskip("yaml")
     (tmp_path / "config.yaml").write_text("train: &t {steps: 3}\nworkload: *t\n")
     assert read_config(tmp_path / "config.yaml")[0]["workload"] == {"steps": 3}
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 1000, "a: " + "9" * 6000, "a: 2024-99-99", "a: !!python/object:x {}"])
-def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path: Path, text: str) -> None:
+def test_yaml_that_is_none_is_our_error_or_a_text(tmp_path, text):
     pytest.importorskip("yaml")
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(StepscopeError):

@@ -19,15 +19,9 @@ OWN_US = 1450.0
 
 
 def late_run(
-    folder: Path,
-    *,
-    late_us: float = 2000.0,
-    ranks: int = 4,
-    late_rank: int = 1,
-    steps: int = 6,
-    loading: bool = False,
+    folder: Path, *, late_us: float = 2000.0, ranks: int = 4, late_rank: int = 1, steps: int = 6, loading: bool = False,
     description: dict[str, Any] | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Return the run, written into `folder`; with `loading` the late rank spends its time in a data loader."""
     folder.mkdir(exist_ok=True)
     built = []

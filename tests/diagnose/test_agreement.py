@@ -1,6 +1,5 @@
 """Headline, findings, budget, checks, guides, health and `next:` agree with each other."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,11 @@ pytestmark = pytest.mark.slow
 DATA = Path(__file__).parents[1] / "data"
 Report = dict[str, Any]
 RECORDED = (
-    "dlrm-8ranks",
-    "gloo-ddp",
-    "h200-cuda-graphs",
-    "h200-fsdp2",
-    "h200-hsdp",
-    "h200-pipeline-interleaved",
-    "h200-python-stacks",
-    "foreign-amd/mi300-vf.json.gz",
-    "foreign-amd/sglang.json.gz",
-    "foreign-amd/vllm.json.gz",
-    "foreign-mtia",
-    "foreign-no-kernels",
-    "foreign-no-steps",
-    "foreign-rowwise",
-    "foreign-torch18/workers0.json.gz",
-    "layouts/compact-alltoall.json.gz",
-    "layouts/old-kineto-a100.json.gz",
-    "layouts/rocm-mi300.json.gz",
-)
+    "dlrm-8ranks", "gloo-ddp", "h200-cuda-graphs", "h200-fsdp2", "h200-hsdp", "h200-pipeline-interleaved",
+    "h200-python-stacks", "foreign-amd/mi300-vf.json.gz", "foreign-amd/sglang.json.gz", "foreign-amd/vllm.json.gz",
+    "foreign-mtia", "foreign-no-kernels", "foreign-no-steps", "foreign-rowwise", "foreign-torch18/workers0.json.gz",
+    "layouts/compact-alltoall.json.gz", "layouts/old-kineto-a100.json.gz", "layouts/rocm-mi300.json.gz",
+)  # fmt: skip
 
 
 def one_of_many(folder: Path) -> Account:
@@ -64,12 +49,12 @@ def told(account: Account) -> Report:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_run_agrees_with_itself(name: str) -> None:
+def test_recorded_run_agrees_with_itself(name):
     assert told(account_of(load([str(DATA / name)], jobs=1, cache=False)))
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_planted_fault_is_told_the_same_everywhere(tmp_path: Path, name: str) -> None:
+def test_planted_fault_is_told_the_same_everywhere(tmp_path, name):
     job = simulate(*FAULTS[name].faulty)
     account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
     first, words = diagnose(account).worth[0], told(account)["findings"][0]["what_if"]
@@ -81,7 +66,7 @@ def test_planted_fault_is_told_the_same_everywhere(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(HEALTHY))
-def test_healthy_run_agrees_with_itself(tmp_path: Path, name: str) -> None:
+def test_healthy_run_agrees_with_itself(tmp_path, name):
     assert told(account_of(built_run(tmp_path, simulate(*HEALTHY[name], jitter=0.02).traces)))
 
 
@@ -89,28 +74,22 @@ def test_healthy_run_agrees_with_itself(tmp_path: Path, name: str) -> None:
     "made",
     [queued_run, one_of_many, one_rank_without_steps, lambda f: account_of(late_run(f, late_us=2000, loading=True))],
 )
-def test_constructed_run_agrees_with_itself(tmp_path: Path, made: Callable[[Path], Account]) -> None:
+def test_constructed_run_agrees_with_itself(tmp_path, made):
     assert told(made(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        (("findings", 0, "saving_alone_ms"), 1e6),
-        (("findings", 0, "saving_high_ms"), 1e6),
-        (("findings", 0, "saving_low_ms"), -1.0),
-        (("findings", 0, "cost_ms_per_step"), 1e6),
-        (("findings", 0, "saving_pct"), 3.0),
-        (("findings_combined", 0, "saving_ms_per_step"), 1e6),
-        (("step", "budget", 0, "ms_per_step"), 1e6),
-        (("ranks", 0, "wait_ms"), 1e6),
-        (("ranks", 0, "exposed_comm_ms"), 1e6),
-        (("ranks", 0, "overlap_pct"), 120.0),
-        (("stragglers", 0, "late_ms_per_step"), 1e6),
-        (("efficiency", "mfu"), 1.5),
+        (("findings", 0, "saving_alone_ms"), 1e6), (("findings", 0, "saving_high_ms"), 1e6),
+        (("findings", 0, "saving_low_ms"), -1.0), (("findings", 0, "cost_ms_per_step"), 1e6),
+        (("findings", 0, "saving_pct"), 3.0), (("findings_combined", 0, "saving_ms_per_step"), 1e6),
+        (("step", "budget", 0, "ms_per_step"), 1e6), (("ranks", 0, "wait_ms"), 1e6),
+        (("ranks", 0, "exposed_comm_ms"), 1e6), (("ranks", 0, "overlap_pct"), 120.0),
+        (("stragglers", 0, "late_ms_per_step"), 1e6), (("efficiency", "mfu"), 1.5),
     ],
-)
-def test_a_number_that_another_rules_out_is_noticed(tmp_path: Path, where: tuple[str | int, ...], value: float) -> None:
+)  # fmt: skip
+def test_a_number_that_another_rules_out_is_noticed(tmp_path, where, value):
     account = account_of(late_run(tmp_path, late_us=2000, loading=True))
     report = report_json(account, diagnose(account))
     assert report["contradictions"] == []
@@ -123,7 +102,7 @@ def test_a_number_that_another_rules_out_is_noticed(tmp_path: Path, where: tuple
     assert found and list(contradictions(report)) == []
 
 
-def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(tmp_path: Path) -> None:
+def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(tmp_path):
     job = simulate(*FAULTS["data-loading"].faulty)
     account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
     report = report_json(account, diagnose(account))

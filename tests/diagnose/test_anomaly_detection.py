@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import MAIN, RankTrace, built_run
+from tests.analyze.step_logs import log_lines
 
 from stepscope.analyze.account import account_of
-from stepscope.contract.step_line import ANOMALY_DETECTION, BEFORE, FORWARD
+from stepscope.contract.step_line import ANOMALY_DETECTION, FORWARD
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.side_files import step_log_of
@@ -46,15 +47,9 @@ def found(folder: Path, *, looked: int, stacks_us: float = 0.0, inside: str | No
     for n in range(STEPS):
         a_step(r, n, looked, inside)
     run = built_run(folder, [r])
-    regions = {FORWARD: {"ns": int((FORWARD_US - stacks_us) * 1000), "n": 1}}
-    if stacks_us:
-        regions[ANOMALY_DETECTION] = {"ns": int(stacks_us * 1000), "n": 1}
-    dur_ns = int(STEP_US * 1000)
-    lines = [
-        {"step": n, "start_ns": n * dur_ns, "end_ns": (n + 1) * dur_ns, "dur_ns": dur_ns, "device_ns": None,
-         "profiled": False, "phase": BEFORE, "regions": regions}
-        for n in range(20)
-    ]  # fmt: skip
+    regions = {FORWARD: (FORWARD_US - stacks_us) / 1000, "outside": (STEP_US - FORWARD_US) / 1000}
+    regions |= {ANOMALY_DETECTION: stacks_us / 1000} if stacks_us else {}
+    lines = log_lines([regions] * 20, window=range(20, 20))
     account = account_of(replace(run, logs=(step_log_of(lines, rank=0),)))
     return [f for f in diagnose(account).findings if "anomaly" in f.title]
 

@@ -1,7 +1,5 @@
 """What is computed again has the line that asks for checkpointing, not those of the blocks."""
 
-from pathlib import Path
-
 from tests.analyze.build import AUTOGRAD
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
@@ -28,11 +26,11 @@ def again(r: PlantedRank, at: float, n: int) -> float:
     return at + 130
 
 
-def test_recomputed_work_has_the_line_that_checkpoints(tmp_path: Path) -> None:
+def test_recomputed_work_has_the_line_that_checkpoints(tmp_path):
     (one,) = matched(account(tmp_path, again, late={0: checkpointed}), "recomputation", "recomputed")
     assert [(place.text, place.share) for place in one.match.where] == [("model.py:3", 1.0)]
 
 
-def test_without_such_a_line_the_finding_is_placed_by_its_time(tmp_path: Path) -> None:
+def test_without_such_a_line_the_finding_is_placed_by_its_time(tmp_path):
     (one,) = matched(account(tmp_path, again), "recomputation", "recomputed")
     assert one.match.where == ()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines
 from tests.diagnose.late import OWN_US, TRANSFER_US, late_run
 
 from stepscope.analyze.account import Account, account_of
@@ -64,9 +65,7 @@ def test_a_host_alone_has_no_device_to_judge(tmp_path: Path) -> None:
 
 
 def test_step_logs_tell_the_spread_of_more_steps(tmp_path: Path) -> None:
-    times = [1000, 1400] * 20
-    lines = [{"step": n, "start_ns": 0, "end_ns": t, "dur_ns": t} for n, t in enumerate(times)]
-    run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(lines, rank=0),))
+    run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(log_lines([1.0, 1.4] * 20), rank=0),))
     check = checks(account_of(run))["step_time_spread_pct"]
     assert check.value == pytest.approx(100 * 200 / 1200, abs=0.1) and check.reason.startswith("borderline")
     assert "40 steps" in check.reason

@@ -1,7 +1,6 @@
 """Copies between host and device: pageable ones, both directions, and copies that nothing can hide."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tests.analyze.build import COMPUTE_STREAM, RankTrace
@@ -25,7 +24,7 @@ def copies(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {f["title"]: f for f in found["findings"] if f["id"] == "host-to-device-copy"}
 
 
-def test_pageable_copies_that_fill_the_step_are_named_in_both_directions(tmp_path: Path) -> None:
+def test_pageable_copies_that_fill_the_step_are_named_in_both_directions(tmp_path):
     r = RankTrace()
     for n in range(6):
         r.step(n, n * 21_000, (n + 1) * 21_000)
@@ -40,7 +39,7 @@ def test_pageable_copies_that_fill_the_step_are_named_in_both_directions(tmp_pat
     assert waits["value"] == 1, "each step waits for its copy to the host, the last one too"
 
 
-def test_copies_whose_fix_is_made_are_not_advised_again(tmp_path: Path) -> None:
+def test_copies_whose_fix_is_made_are_not_advised_again(tmp_path):
     def copying_ahead(folder: str, *, stream: int, memory: str) -> dict[str, dict[str, Any]]:
         r = RankTrace()
         for n in range(6):
@@ -60,7 +59,7 @@ def test_copies_whose_fix_is_made_are_not_advised_again(tmp_path: Path) -> None:
     assert copying_ahead("pageable", stream=20, memory="Pageable")
 
 
-def test_copies_without_a_step_are_not_hidden_by_one_before(tmp_path: Path) -> None:
+def test_copies_without_a_step_are_not_hidden_by_one_before(tmp_path):
     r = RankTrace()
     with r.op("aten::copy_", 10, 10_100):
         r.copy(UP, at=20, call_us=10_000, start=100, end=10_100)
@@ -72,7 +71,7 @@ def test_copies_without_a_step_are_not_hidden_by_one_before(tmp_path: Path) -> N
     assert "batch ahead" not in up["remedy"]
 
 
-def test_a_program_without_pytorch_gets_no_advice_for_pytorch(tmp_path: Path) -> None:
+def test_a_program_without_pytorch_gets_no_advice_for_pytorch(tmp_path):
     r = RankTrace()
     r.copy(UP, at=20, call_us=10_000, start=100, end=10_100)
     for k in range(80):

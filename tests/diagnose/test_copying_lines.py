@@ -1,7 +1,5 @@
 """Copies to the device that also stop the host are one finding, of their line."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
@@ -12,26 +10,17 @@ from stepscope.diagnose.findings import diagnose
 STAGED_US, COPY_US = 1500.0, 900.0
 
 
-def copies(r: PlantedRank, at: float, *, module: str = "", staged: float = STAGED_US, copy: float = COPY_US) -> float:
+def copies(r: PlantedRank, at: float, *, module: str = "") -> float:
     """A copy at train.py:9, after Python of the same line."""
-    r.python_time(at, at + staged, "train.py:9")
-    at += staged
-    with r.line("train.py:9", module=module), r.op("aten::to", at, at + copy):
-        call = "cudaMemcpyAsync"
-        r.copy("HtoD (Pageable -> Device)", at=at + 2, start=at + 5, end=at + copy - 5, call=call, call_us=copy - 10)
-    return at + copy
+    r.python_time(at, at + STAGED_US, "train.py:9")
+    at += STAGED_US
+    with r.line("train.py:9", module=module), r.op("aten::to", at, at + COPY_US):
+        r.copy("HtoD (Pageable -> Device)", at=at + 2, start=at + 5, end=at + COPY_US - 5, call_us=COPY_US - 10)
+    return at + COPY_US
 
 
-def of_one_line(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, at)
-
-
-def of_a_module(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, at, module="blocks.0")
-
-
-def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> None:
-    found = diagnose(account(tmp_path, late={0: of_one_line})).findings
+def test_copies_and_the_stall_before_them_are_one_finding(tmp_path):
+    found = diagnose(account(tmp_path, late={0: lambda r, at, _: copies(r, at)})).findings
     (one,) = [f for f in found if f.id == "host-work"]
     assert one.title.startswith("Preparing the model's input in every step") and one.where[0].text == "train.py:9"
     assert one.alone_ns / 1000 == pytest.approx(STAGED_US + COPY_US, rel=0.15)
@@ -39,8 +28,8 @@ def test_copies_and_the_stall_before_them_are_one_finding(tmp_path: Path) -> Non
     assert one.what_if == ("--without", "train.py:9")
 
 
-def test_tensors_made_on_the_host_inside_a_module_have_their_line(tmp_path: Path) -> None:
-    found = diagnose(account(tmp_path, late={0: of_a_module})).findings
+def test_tensors_made_on_the_host_inside_a_module_have_their_line(tmp_path):
+    found = diagnose(account(tmp_path, late={0: lambda r, at, _: copies(r, at, module="blocks.0")})).findings
     (one,) = [f for f in found if f.title == "Tensors created on the host in every step (train.py:9)"]
     assert one.alone_ns / 1000 == pytest.approx(STAGED_US + COPY_US, rel=0.15)
 
@@ -60,7 +49,7 @@ def moved(*directions: str) -> Plant:
     return plant
 
 
-def test_state_moved_in_both_directions_is_offloading(tmp_path: Path) -> None:
+def test_state_moved_in_both_directions_is_offloading(tmp_path):
     down, up = "DtoH (Device -> Pageable)", "HtoD (Pageable -> Device)"
     first = diagnose(account(tmp_path, late={0: moved(down, up)})).findings[0]
     assert first.title == "Offloading moves state between host and device"

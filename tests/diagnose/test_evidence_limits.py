@@ -1,11 +1,10 @@
 """What bounds a job, what was ruled out and what to record next follow from what the file holds."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace
+from tests.analyze.step_logs import log_lines, write_log
 from tests.diagnose.test_recording import busy, document, steps
 from tests.trace.nsight.kineto_as_nsys import Export, write_nsys
 
@@ -29,9 +28,7 @@ def filled(name: str) -> RankTrace:
         ("initialize_data(float *, float *, int)", (8, 6), "initialize_data takes 99 of 99 ms"),
     ],
 )
-def test_kernels_of_unknown_work_are_bound_by_nothing_known(
-    tmp_path: Path, name: str, known: tuple[int, int], said: str
-) -> None:
+def test_kernels_of_unknown_work_are_bound_by_nothing_known(tmp_path, name, known, said):
     whole = filled(name).document()
     whole["deviceProperties"] = [{"id": 0, "name": "a GPU", "computeMajor": known[0], "computeMinor": known[1]}]
     (tmp_path / "trace.json").write_text(json.dumps(whole))
@@ -50,17 +47,13 @@ def test_kernels_of_unknown_work_are_bound_by_nothing_known(
         ([50, 1, 1], [128, 1, 1], None),
     ],
 )
-def test_a_launch_that_cannot_fill_the_device_is_named(
-    tmp_path: Path, grid: list[int], block: list[int], unused: float | None
-) -> None:
+def test_a_launch_that_cannot_fill_the_device_is_named(tmp_path, grid, block, unused):
     r = RankTrace()
     for k in range(100):  # launched far ahead: nothing but the kernels takes the time
         with r.op("launch", 10 * k, 10 * k + 8):
             r.kernel("sweep(float *)", at=10 * k + 2, start=1_000 * k + 10, end=1_000 * k + 1_000)
     whole = r.document()
-    whole["deviceProperties"] = [
-        {"id": 0, "name": "a GPU", "computeMajor": 8, "computeMinor": 0, "numSms": 100},
-    ]
+    whole["deviceProperties"] = [{"id": 0, "name": "a GPU", "computeMajor": 8, "computeMinor": 0, "numSms": 100}]
     for event in whole["traceEvents"]:
         if event.get("cat") == "kernel":
             event["args"] |= {"grid": grid, "block": block}
@@ -79,12 +72,12 @@ def test_a_launch_that_cannot_fill_the_device_is_named(
     assert found["kernels"][0]["bound"] == "latency"
 
 
-def test_a_family_without_bytes_proves_no_bound_by_memory(tmp_path: Path) -> None:
+def test_a_family_without_bytes_proves_no_bound_by_memory(tmp_path):
     found = document(tmp_path, filled("at::native::vectorized_elementwise_kernel<4, at::native::add>(int)"))
     assert found["verdict"] == "compute-bound" and found["recording"]["line"] is None
 
 
-def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
+def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path):
     export = Export(tmp_path / "x.sqlite")
     export.clock(0)
     export.db.execute(
@@ -104,9 +97,7 @@ def test_graphs_recorded_as_a_whole_prove_no_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("linear", "reads_us"), [("aten::linear_backward", 1), ("aten::addmm", 3_000), ("aten::addmm", 1)]
 )
-def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(
-    tmp_path: Path, linear: str, reads_us: float
-) -> None:
+def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(tmp_path, linear, reads_us):
     r = RankTrace()
     for k in range(100):
         at = 10_000 * k
@@ -120,7 +111,7 @@ def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(
     assert ("host-device-sync" in found["examined"]) is False
 
 
-def test_faults_of_other_jobs_are_not_called_examined(tmp_path: Path) -> None:
+def test_faults_of_other_jobs_are_not_called_examined(tmp_path):
     found = []
     for world in (1, 2):
         folder = tmp_path / str(world)
@@ -132,7 +123,7 @@ def test_faults_of_other_jobs_are_not_called_examined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["aten::mkldnn_convolution", "aten::_slow_conv2d_forward"])
-def test_the_operator_that_takes_the_time_is_named(tmp_path: Path, operator: str) -> None:
+def test_the_operator_that_takes_the_time_is_named(tmp_path, operator):
     r = RankTrace()
     for k in range(40):
         r.ran(operator, 1_000 * k, 1_000 * k + 800)
@@ -144,9 +135,7 @@ def test_the_operator_that_takes_the_time_is_named(tmp_path: Path, operator: str
 
 
 @pytest.mark.parametrize(("listed", "read_us", "unseen"), [(True, 90, True), (False, 90, False), (True, 2, False)])
-def test_a_slow_read_shows_that_a_listed_device_was_used(
-    tmp_path: Path, listed: bool, read_us: float, unseen: bool
-) -> None:
+def test_a_slow_read_shows_that_a_listed_device_was_used(tmp_path, listed, read_us, unseen):
     r = RankTrace()
     for k in range(100):
         r.ran("aten::addmm", 1_000 * k, 1_000 * k + 500)
@@ -159,7 +148,7 @@ def test_a_slow_read_shows_that_a_listed_device_was_used(
     assert ("host-stall" in found["examined"]) is not unseen, "most of the time is that of an unseen device"
 
 
-def test_time_between_operators_of_the_host_has_no_cause(tmp_path: Path) -> None:
+def test_time_between_operators_of_the_host_has_no_cause(tmp_path):
     r = RankTrace()
     for k in range(100):
         r.ran("aten::addmm", 1_000 * k, 1_000 * k + 400)
@@ -170,7 +159,7 @@ def test_time_between_operators_of_the_host_has_no_cause(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: bool) -> None:
+def test_idle_time_before_copies_is_not_launch_overhead(tmp_path, copies):
     def step(r: RankTrace, at: float) -> None:
         with r.op("aten::copy_", at + 290, at + 320):
             if copies:
@@ -186,7 +175,7 @@ def test_idle_time_before_copies_is_not_launch_overhead(tmp_path: Path, copies: 
     assert ("launch-overhead" in [f["id"] for f in found["findings"]]) is not copies
 
 
-def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
+def test_a_whole_program_needs_no_whole_iterations(tmp_path):
     r = RankTrace()
     r.call("cudaGetDevice", 0, 10)
     for k in range(100):  # after two seconds of the host's own work
@@ -196,7 +185,7 @@ def test_a_whole_program_needs_no_whole_iterations(tmp_path: Path) -> None:
     assert "of its runtime took" in found["verdict_reason"] and "--sample=cpu" in found["verdict_reason"]
 
 
-def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path: Path) -> None:
+def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path):
     r = RankTrace()
     r.call("cudaMallocManaged", 0, 86_000)
     for k in range(100):
@@ -206,7 +195,7 @@ def test_first_calls_next_to_a_busy_device_are_no_cold_start(tmp_path: Path) -> 
     assert found["recording"]["kind"] == "training" and "kernel solve takes 250 " in found["verdict_reason"]
 
 
-def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path: Path) -> None:
+def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path):
     r = RankTrace()
     for n in range(60):  # a frame every 40 ms
         at = 40_000 * n
@@ -222,12 +211,12 @@ def test_waits_of_a_loop_that_something_else_paces_are_no_saving(tmp_path: Path)
     ("types", "operands"),
     [("float, float, float", "fp32"), ("unsigned short, unsigned short, float", "bf16"), ("signed char, float", None)],
 )
-def test_a_sum_in_float_is_no_32_bit_operand(tmp_path: Path, types: str, operands: str | None) -> None:
+def test_a_sum_in_float_is_no_32_bit_operand(tmp_path, types, operands):
     found = document(tmp_path, filled(f"void ck::kernel_moe_gemm<ck::GridwiseMoeGemm<{types}>>()"))
     assert found["kernels"][0]["precision"] == operands
 
 
-def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path) -> None:
+def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path):
     """Each kernel of 1 ms takes ten faults, 80 us apart, of which moving the page is 20 us."""
     r = RankTrace()
     for k in range(100):
@@ -246,7 +235,7 @@ def test_kernels_that_wait_for_pages_of_unified_memory_are_named(tmp_path: Path)
     ("kernel", "title", "least"),
     [("ampere_sgemm_128x128_tn", "32 bit", True), ("cutlass_80_tensorop_s1688gemm_128x128", "TF32", False)],
 )
-def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel: str, title: str, least: bool) -> None:
+def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path, kernel, title, least):
     r = RankTrace()
     for k in range(100):
         with r.op("aten::mm", 20 * k, 20 * k + 15):
@@ -257,21 +246,16 @@ def test_tf32_is_advised_where_products_do_not_run_in_it(tmp_path: Path, kernel:
     assert ("set_float32_matmul_precision" in first["remedy"]) == least
 
 
-def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path: Path) -> None:
+def test_times_of_other_steps_may_exceed_the_mean_step(tmp_path):
     r, at = RankTrace(), 0.0
-    lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    for n in range(120):
-        took = {"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0}
+    steps = [{"garbage_collection": 1.0 + 0.5 * n, "forward_pass": 10.0} for n in range(120)]
+    for n, took in enumerate(steps):
         begin, at = at, at + sum(took.values())
         if n in range(4, 8):
             r.step(n, 1e3 * begin, 1e3 * at)
             r.ran("aten::mm", 1e3 * begin, 1e3 * at)
-        times = {"start_ns": int(1e6 * begin), "end_ns": int(1e6 * at), "dur_ns": int(1e6 * (at - begin))}
-        regions = {name: {"ns": int(1e6 * ms), "n": 1} for name, ms in took.items()}
-        profiled = {"profiled": n in range(4, 8), "phase": "after", "device_ns": None}
-        lines.append({"step": n, **times, **profiled, "regions": regions})
+    write_log(tmp_path, 0, log_lines(steps, window=range(4, 8)), ranks=1)
     (tmp_path / "rank00000.pt.trace.json").write_text(json.dumps(r.document() | {"deviceProperties": []}))
-    (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = stepscope.load(tmp_path).document
     (growing,) = [f for f in found["findings"] if "become longer" in f["title"]]
     early, late = (fact["value"] for fact in growing["evidence"][:2])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
@@ -38,16 +39,8 @@ def logged(rank: int, *, late_ms: float, hidden_ms: float = 0.0, transfer_ms: fl
     for gradients.
     """
     own_ms, step_ms = 50 + hidden_ms + (late_ms if rank else 0), 50 + transfer_ms + hidden_ms + late_ms
-    lines = [
-        {
-            "step": i,
-            "start_ns": int(1e9 + i * step_ms * 1e6),
-            "end_ns": int(1e9 + (i + 1) * step_ms * 1e6),
-            "dur_ns": int(step_ms * 1e6),
-            "regions": {"gradient_sync": {"ns": int((step_ms - own_ms - i % 3 / 10) * 1e6), "n": 1}},
-        }
-        for i in range(40)
-    ]
+    waits = (step_ms - own_ms - i % 3 / 10 for i in range(40))
+    lines = log_lines({"gradient_sync": wait, "outside": step_ms - wait} for wait in waits)
     return step_log_of(lines, rank=rank)
 
 

@@ -1,11 +1,9 @@
 """Copies into another memory order have the lines that ask for them, and save what they take."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.owners.planted import PlantedRank
 from tests.diagnose.matched import matched
-from tests.diagnose.test_owned_findings import account, nothing
+from tests.diagnose.test_owned_findings import Plant, account, nothing
 
 from stepscope.diagnose.findings import diagnose
 
@@ -22,24 +20,10 @@ def copies(r: PlantedRank, at: float, *stack: str, name: str = "aten::contiguous
     return at
 
 
-def by_lines(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, copies(r, at, "model.py:30"), "model.py:31", times=1)
-
-
-def by_a_library(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, at, "model.py:30", "lib:torch/nn/functional.py:9")
-
-
-def of_values(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, at, "model.py:30", name="aten::clone")
-
-
-def a_few(r: PlantedRank, at: float, _: int) -> float:
-    return copies(r, at, "model.py:30", times=1)
-
-
-def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
-    found = account(tmp_path, late={0: by_lines})
+def test_copies_into_another_order_have_their_lines(tmp_path):
+    found = account(
+        tmp_path, late={0: lambda r, at, _: copies(r, copies(r, at, "model.py:30"), "model.py:31", times=1)}
+    )
     (one,) = matched(found, "memory-bound-kernels", "memory order")
     assert one.title == "Copies into another memory order (model.py:30, model.py:31)"
     assert [(place.text, round(place.share, 2)) for place in one.match.where] == [
@@ -50,7 +34,15 @@ def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
     assert said.alone_ns / 1000 == pytest.approx((TIMES + 1) * 100, rel=0.1)
 
 
-@pytest.mark.parametrize("plant", [nothing, by_a_library, of_values, a_few])
-def test_other_copies_are_not_accused(tmp_path: Path, plant: object) -> None:
-    found = account(tmp_path, late={0: plant})  # type: ignore[dict-item]
+SPARED: dict[str, Plant] = {
+    "no copies": nothing,
+    "by a library": lambda r, at, _: copies(r, at, "model.py:30", "lib:torch/nn/functional.py:9"),
+    "of values": lambda r, at, _: copies(r, at, "model.py:30", name="aten::clone"),
+    "a few": lambda r, at, _: copies(r, at, "model.py:30", times=1),
+}
+
+
+@pytest.mark.parametrize("plant", SPARED)
+def test_other_copies_are_not_accused(tmp_path, plant):
+    found = account(tmp_path, late={0: SPARED[plant]})
     assert matched(found, "memory-bound-kernels", "memory order") == []

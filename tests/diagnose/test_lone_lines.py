@@ -1,7 +1,6 @@
 """A late rank is named with the lines that it alone executes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.analyze.build import built_run
@@ -26,16 +25,11 @@ def evaluates(r: PlantedRank, at: float, _: int) -> float:
     return end
 
 
-def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
+def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path):
     late = Row(
-        rank=2,
-        cause="device",
-        late_ns_per_step=600_000.0,
-        steps_late=4,
-        num_steps=4,
-        persistent=True,
+        rank=2, cause="device", late_ns_per_step=600_000.0, steps_late=4, num_steps=4, persistent=True,
         evidence={"device": 600_000.0},
-    )
+    )  # fmt: skip
     found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
     first = diagnose(found).findings[0]
     assert (first.id, first.ranks) == ("straggler", (2,))
@@ -46,12 +40,12 @@ def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
     assert 0.75 * EVALUATION_US <= first.alone_ns / 1000 <= EVALUATION_US
 
 
-def test_lines_of_all_ranks_are_of_nobody_alone(tmp_path: Path) -> None:
+def test_lines_of_all_ranks_are_of_nobody_alone(tmp_path):
     found = account(tmp_path, ranks=2, late={0: sleeps, 1: sleeps})
     assert lone_lines(found, (1,)) == []
 
 
-def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path: Path) -> None:
+def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path):
     found = account(tmp_path, ranks=4, late={2: evaluates})
     assert lone_lines(found, (2,)) == [("train.py", 9)]
     (tmp_path / "fewer").mkdir()
@@ -67,9 +61,7 @@ def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path: 
         (None, []),
     ],
 )
-def test_lateness_below_the_profilers_overhead_needs_a_line(
-    tmp_path: Path, line: str | None, titles: list[str]
-) -> None:
+def test_lateness_below_the_profilers_overhead_needs_a_line(tmp_path, line, titles):
     late_us, made = 400.0, []
     last = 6 * (late_us + OWN_US)
     for rank in range(4):

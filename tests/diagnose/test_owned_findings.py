@@ -148,14 +148,9 @@ def sleeps(r: PlantedRank, at: float, _: int) -> float:
 
 
 def account(
-    folder: Path,
-    plant: Plant = nothing,
-    *,
-    ranks: int = 1,
-    late: dict[int, Plant] | None = None,
-    owners: tuple[int, ...] | None = None,
-    before_optimizer: bool = False,
-) -> Account:
+    folder: Path, plant: Plant = nothing, *, ranks: int = 1, late: dict[int, Plant] | None = None,
+    owners: tuple[int, ...] | None = None, before_optimizer: bool = False,
+) -> Account:  # fmt: skip
     """Return the account of a job; `owners`: the ranks whose owners were recorded, all where nothing is said."""
     made = []
     for rank in range(ranks):
@@ -247,9 +242,7 @@ def test_no_line_of_a_clean_job_is_accused(tmp_path: Path, ranks: int) -> None:
         (nothing, on_the_device("aten::sub", "aten::copy_")),
     ],
 )
-def test_input_and_changes_in_place_on_the_device_are_not_beside_training(
-    tmp_path: Path, before: Plant, after: Plant
-) -> None:
+def test_input_and_changes_in_place_on_the_device_are_not_beside_training(tmp_path, before, after):
     found = account(tmp_path, after, late={0: before})
     assert not [c for c in lines_matched(found) if c.id == "host-stall"]
 

@@ -171,9 +171,7 @@ def saved_at(n: int, *stack: str):
         (["train.py:12", "save.py:3", "save.py:9"], "save.py:3"),
     ],
 )
-def test_time_of_rare_steps_goes_to_the_outermost_line_that_only_they_have(
-    tmp_path: Path, stack: list[str], line: str
-) -> None:
+def test_time_of_rare_steps_goes_to_the_outermost_line_that_only_they_have(tmp_path, stack, line):
     found = account(tmp_path, saved_at(2, *stack))
     assert found.replay is not None
     ordinary = replace(found.replay, steps=np.array([0, 1, 3]))

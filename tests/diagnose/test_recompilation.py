@@ -1,7 +1,5 @@
 """Compilation in every step is a finding of its own, not launch gaps; a compiled model that only runs has none."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
@@ -14,7 +12,7 @@ STEP_US, COMPILED_US = 10_000, (6_000, 1_500)  # in forward, and in backward on 
 @pytest.mark.parametrize(
     "names", [("compile_fx_inner (dynamo_timed)", "inductor_compile"), ("Torch-Compiled Region: 0/0",)]
 )
-def test_what_compiles_in_every_step_is_said(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_what_compiles_in_every_step_is_said(tmp_path, names):
     rank = RankTrace()
     for n in range(6):
         at = n * STEP_US

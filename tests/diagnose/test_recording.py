@@ -370,9 +370,7 @@ def test_copies_with_nothing_to_hide_them_behind_save_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("operator", "inner"), [("aten::randn", "aten::normal_"), ("aten::reshape", "aten::view")])
-def test_an_operator_that_computes_on_the_host_is_told_from_a_pause_in_a_view(
-    tmp_path: Path, operator: str, inner: str
-) -> None:
+def test_an_operator_that_computes_on_the_host_is_told_from_a_pause_in_a_view(tmp_path, operator, inner):
     def step(r: RankTrace, at: float) -> None:
         with r.op(operator, at, at + 20_000), r.op(inner, at + 10, at + 19_990):
             pass

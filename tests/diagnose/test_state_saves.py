@@ -1,7 +1,6 @@
 """Many tensors copied to the host in a row are a checkpoint where the job trains, and its results where it does not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
@@ -15,12 +14,12 @@ NODE = "autograd::engine::evaluate_function: MmBackward0"
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_only_a_job_that_trains_saves_its_state(tmp_path: Path, trains: bool) -> None:
+def test_only_a_job_that_trains_saves_its_state(tmp_path, trains):
     found = titles(built_run(tmp_path, [saving_rank(trains=trains)]))
     assert ("A checkpoint is saved inside the step" in found) is trains
 
 
-def test_where_regions_show_no_checkpoint_the_copies_are_none(tmp_path: Path) -> None:
+def test_where_regions_show_no_checkpoint_the_copies_are_none(tmp_path):
     run = built_run(tmp_path, [saving_rank(trains=True)])
     ms, regions = 1_000_000, {"forward_pass": {"ns": 1_000_000, "n": 1}}
     steps = [

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, Op, backward, kernel, simulate
+from tests.analyze.step_logs import log_lines
 from tests.diagnose.matched import matched
 
 from stepscope.analyze.account import Account, account_of
@@ -33,30 +33,10 @@ def one_process(folder: Path) -> Run:
 
 def account(folder: Path, *, every: int = 0, **extra_ms: float) -> Account:
     """Return the account with a log of 60 steps, of which each n-th takes longer in some regions."""
-    lines: list[dict[str, Any]] = []
-    at = 10**9
-    for step in range(STEPS):
-        in_window = FIRST <= step < LAST
-        more = extra_ms if every and step % every == 0 and not in_window else {}
-        regions = {
-            "data_loading": LOADING,
-            "forward_pass": COMPUTE,
-            **{n: v for n, v in more.items() if n != "outside"},
-        }
-        dur = int((sum(regions.values()) + more.get("outside", 0.0)) * 1e6)
-        phase = "window" if in_window else "before" if step < FIRST else "after"
-        lines.append(
-            {
-                "step": step,
-                "start_ns": at,
-                "end_ns": at + dur,
-                "dur_ns": dur,
-                "profiled": in_window,
-                "phase": phase,
-                "regions": {name: {"ns": int(v * 1e6), "n": 1} for name, v in regions.items()},
-            }
-        )
-        at += dur
+    window = range(FIRST, LAST)
+    extra = [extra_ms if every and step % every == 0 and step not in window else {} for step in range(STEPS)]
+    usual = {"data_loading": LOADING, "forward_pass": COMPUTE}
+    lines = log_lines(({**usual, **more} for more in extra), window=window)
     return account_of(replace(one_process(folder), logs=(step_log_of(lines, rank=0),)))
 
 
@@ -81,9 +61,7 @@ def test_process_that_only_computes_gets_none(tmp_path: Path) -> None:
     [("checkpoint", "checkpoints"), ("evaluation", "Passes without gradients"), ("garbage_collection", "garbage"),
      ("compilation", "compiled"), ("rollout", "rollout")],
 )  # fmt: skip
-def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
-    tmp_path: Path, region: str, title: str
-) -> None:
+def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(tmp_path, region, title):
     found = account(tmp_path, every=10, **{region: 1000.0})
     step = found.step
     assert step is not None and step.ordinary_ns == pytest.approx(50e6)
@@ -125,12 +103,8 @@ def test_recurring_work_of_the_device_is_named_without_a_region(tmp_path: Path, 
     ordinary = [kernel(400), kernel(400), *[backward(400)] * 4, SYNC]
     extra: list[Op] = [*[kernel(400)] * 12, SYNC] if on_device else [Op("stall", 4800)]
     job = simulate(lambda n: [*extra * (n % 5 == 2), *ordinary])
-    lines: list[dict[str, Any]] = []
-    for step in range(STEPS):
-        dur, at = 2_400_000 + 4_800_000 * (step % 5 == 2), step * 10**7
-        about = {"profiled": step < 10, "phase": "window" if step < 10 else "after"}
-        regions = {"forward_pass": {"ns": dur, "n": 1}}
-        lines.append({"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "regions": regions, **about})
+    times_ms = (2.4 + 4.8 * (step % 5 == 2) for step in range(STEPS))
+    lines = log_lines(({"forward_pass": ms} for ms in times_ms), window=range(10))
     run = replace(job.aligned(tmp_path).run, logs=(step_log_of(lines, rank=0),))
     found = account_of(run)
     more_ns = 4.8e6 * 10 / 49  # the step after the window settles

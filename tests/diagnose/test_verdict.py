@@ -102,10 +102,3 @@ def test_communication_behind_a_slower_host_does_not_bound_the_step(tmp_path: Pa
     assert account.step is not None
     assert account.step.ns("exposed_transfer") > account.step.step_ns / 2
     assert concluded(account).verdict != "communication-bound"
-
-
-def test_a_trace_with_nothing_in_it_is_unclear(tmp_path: Path) -> None:
-    rank = RankTrace()
-    rank.ran("aten::mm", 0, 10)
-    found = concluded(account_of(built_run(tmp_path, [rank])))
-    assert found.verdict and found.reason

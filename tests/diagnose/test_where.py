@@ -1,7 +1,5 @@
 """Findings name the line that was planted for them."""
 
-from pathlib import Path
-
 import pytest
 from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel
@@ -17,21 +15,21 @@ def named(run: Analysis, finding: str) -> list[tuple[str, float]]:
     return [(place.text, place.share) for place in found.where]
 
 
-def test_a_synchronisation_has_its_line(tmp_path: Path) -> None:
+def test_a_synchronisation_has_its_line(tmp_path):
     program = [*DEVICE_BOUND, SYNC, *[kernel(20, host_us=150) for _ in range(8)]]
     ((owner, share),) = named(Analysis(owned_run(tmp_path, program)), "host-device-sync")
     assert owner == f"train.py:{line_of(12)}"
     assert share == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_stall_has_its_line(tmp_path: Path) -> None:
+def test_a_stall_has_its_line(tmp_path):
     program = [*DEVICE_BOUND, STALL, kernel(20)]
     places = named(Analysis(owned_run(tmp_path, program)), "host-stall")
     assert places[0][0] == f"train.py:{line_of(12)}"
     assert places[0][1] > 0.9
 
 
-def test_collectives_have_their_lines(tmp_path: Path) -> None:
+def test_collectives_have_their_lines(tmp_path):
     several = [collective(200, host_us=100, elements=64) for _ in range(8)]
     program = [*[kernel(50, host_us=20) for _ in range(6)], *several, WAIT, kernel(50)]
     run = Analysis(owned_run(tmp_path, program, program))

@@ -1,7 +1,5 @@
 """Buffers that a wrapper broadcasts in each forward pass have their line, and save what sending them takes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests.analyze.build import MAIN
@@ -40,7 +38,7 @@ def in_a_layer(r: PlantedRank, at: float, _: int) -> float:
     return broadcast(r, at, "lib:torch/nn/layer.py:9", module="blocks.0")
 
 
-def test_buffers_sent_in_forward_have_its_line(tmp_path: Path) -> None:
+def test_buffers_sent_in_forward_have_its_line(tmp_path):
     found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, buffers))
     (one,) = matched(found, "redundant-communication", "buffers")
     assert (one.id, one.match.where[0].text) == ("redundant-communication", "train.py:10")
@@ -49,7 +47,7 @@ def test_buffers_sent_in_forward_have_its_line(tmp_path: Path) -> None:
     assert said.alone_ns / 1000 == pytest.approx(SENT_US, rel=0.1)
 
 
-def test_half_the_bytes_are_of_what_has_to_be_sent(tmp_path: Path) -> None:
+def test_half_the_bytes_are_of_what_has_to_be_sent(tmp_path):
     found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, buffers))
     (one,) = matched(found, "communication-bound")
     replay = found.owned_replay
@@ -63,6 +61,6 @@ def test_half_the_bytes_are_of_what_has_to_be_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [by_hand, in_a_layer])
-def test_other_broadcasts_are_not_the_wrapper_s(tmp_path: Path, plant: object) -> None:
-    found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, plant))  # type: ignore[arg-type]
+def test_other_broadcasts_are_not_the_wrapper_s(tmp_path, plant):
+    found = account(tmp_path, ranks=2, late=dict.fromkeys(BOTH, plant))
     assert matched(found, "redundant-communication", "buffers") == []

@@ -1,7 +1,6 @@
 """`code` and `modules` of the report's JSON hold what was planted."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.analyze.owners.owned_folder import STEP, owned_folder
@@ -13,7 +12,7 @@ from stepscope.errors import UsageError
 KEYS = {"file", "line", "module", "device_ms", "host_ms", "comm_ms", "exposed_ms", "saving_ms"}
 
 
-def test_lines_have_the_keys_of_the_contract_and_the_planted_times(tmp_path: Path) -> None:
+def test_lines_have_the_keys_of_the_contract_and_the_planted_times(tmp_path):
     found = code_json(account_of(owned_folder(tmp_path)))
     lines = {(row["file"], row["line"]): row for row in found["code"]}
     assert all(set(row) >= KEYS for row in found["code"])
@@ -31,13 +30,13 @@ def test_lines_have_the_keys_of_the_contract_and_the_planted_times(tmp_path: Pat
     assert sum(row["own_host_ms"] for row in found["code"]) + found["unowned"]["host_ms"] == pytest.approx(STEP / 1000)
 
 
-def test_a_run_without_owners_has_empty_lists(tmp_path: Path) -> None:
+def test_a_run_without_owners_has_empty_lists(tmp_path):
     account = account_of(replace(owned_folder(tmp_path), owners=()))
     assert code_json(account) == {"code": [], "modules": [], "unowned": None}
     assert code_view(account) is None
 
 
-def test_one_rank_has_its_own_costs_and_the_savings_of_the_job(tmp_path: Path) -> None:
+def test_one_rank_has_its_own_costs_and_the_savings_of_the_job(tmp_path):
     account = account_of(owned_folder(tmp_path, ranks=2, late_us=40))
     mean, last = code_view(account), code_view(account, rank=1)
     assert mean is not None and last is not None
@@ -50,7 +49,7 @@ def test_one_rank_has_its_own_costs_and_the_savings_of_the_job(tmp_path: Path) -
         code_view(account, rank=7)
 
 
-def test_modules_have_savings_where_asked_for(tmp_path: Path) -> None:
+def test_modules_have_savings_where_asked_for(tmp_path):
     account = account_of(owned_folder(tmp_path))
     plain, replayed = code_view(account), code_view(account, module_savings=True)
     assert plain is not None and replayed is not None

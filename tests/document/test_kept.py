@@ -4,51 +4,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
-from stepscope.analyze import account
-from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import cache as kept
-from stepscope.run.load import Run
 
-STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a run of two ranks that counts as large."""
-    place = tmp_path / "run"
-    place.mkdir()
-    for trace in simulate(STEP, [kernel(2300), *STEP[1:]], steps=4).traces:
-        trace.write(place)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kept, "MIN_RAW_BYTES", 1)
-        yield place
+Report = Callable[..., tuple[str, bool]]
 
 
 @pytest.fixture
-def report(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[str, bool]]:
+def report(large_folder: Path, analysed: list[Any], capsys: pytest.CaptureFixture[str]) -> Report:
     """Return a function that gives what `stepscope report` prints, and whether it had to analyse the run."""
-    analysed: list[Run] = []
-
-    def counted(run: Run, **given: Any) -> Account:
-        analysed.append(run)
-        return account_of(run, **given)
-
-    monkeypatch.setattr(account, "account_of", counted)
 
     def run(*options: str) -> tuple[str, bool]:
         analysed.clear()
-        assert main(["report", str(folder), *options]) == 0
+        assert main(["report", str(large_folder), *options]) == 0
         said = capsys.readouterr()
         assert not said.err
         return said.out, bool(analysed)
@@ -56,25 +31,20 @@ def report(
     return run
 
 
-def kept_file(folder: Path) -> Path:
-    (path,) = (folder / CACHE_FOLDER).glob("*.report")
-    return path
-
-
 @pytest.mark.parametrize("options", [["--json", "-"], []])
-def test_second_report_is_the_first_to_the_byte(report: Callable[..., tuple[str, bool]], options: list[str]) -> None:
+def test_second_report_is_the_first_to_the_byte(report: Report, options: list[str]) -> None:
     first, analysed = report(*options)
     assert analysed
     assert report(*options) == (first, False)
 
 
-def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
+def test_a_found_report_imports_nothing_heavy(large_folder: Path, report: Report) -> None:
     first, _ = report("--json", "-")
     code = (
         "import sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
         "sys.exit(code or bool({'numpy', 'wasmtime', 'rich'} & set(sys.modules)))"
     )
-    words = [sys.executable, "-c", code, "report", str(folder), "--json", "-"]
+    words = [sys.executable, "-c", code, "report", str(large_folder), "--json", "-"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.stdout == first
 
@@ -94,17 +64,13 @@ def add_window(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_trace, add_side_file, add_window])
-def test_changed_run_is_analysed_again(
-    folder: Path, report: Callable[..., tuple[str, bool]], change: Callable[[Path], None]
-) -> None:
+def test_changed_run_is_analysed_again(large_folder, report, change):
     report("--json", "-")
-    change(folder)
+    change(large_folder)
     assert report("--json", "-")[1]
 
 
-def test_other_options_and_other_code_are_analysed_again(
-    report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_options_and_other_code_are_analysed_again(report, monkeypatch):
     report("--json", "-")
     with_tokens, analysed = report("--json", "-", "--tokens-per-step", "1000")
     assert analysed
@@ -115,11 +81,9 @@ def test_other_options_and_other_code_are_analysed_again(
     assert report("--json", "-")[1]
 
 
-def test_where_the_key_cannot_be_told_nothing_fits(
-    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_key_cannot_be_told_nothing_fits(large_folder, report, monkeypatch):
     report("--json", "-")
-    path = kept_file(folder)
+    (path,) = (large_folder / CACHE_FOLDER).glob("*.report")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
     monkeypatch.setattr(kept, "MAX_FILES", 0)
     assert report("--json", "-")[1]

@@ -28,14 +28,9 @@ CONTRACT = {
     "attempts": "started ended reason",
 }
 IN_REPORT = {
-    "ranks": "ranks",
-    "collectives_by_group": "collectives",
-    "waterfall": "waterfall",
-    "stragglers": "stragglers",
-    "critical_path": "critical_path",
-    "findings": "findings",
-    "checks": "checks",
-}
+    "ranks": "ranks", "collectives_by_group": "collectives", "waterfall": "waterfall", "stragglers": "stragglers",
+    "critical_path": "critical_path", "findings": "findings", "checks": "checks",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("table", CONTRACT)

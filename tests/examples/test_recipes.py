@@ -1,6 +1,5 @@
 """Every recipe of examples/recipes runs as its page says, on a CPU, with at most two ranks."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -8,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.job_environment import python_path
+from tests.examples.test_scripts import environment
 from tests.limits import HANG_S
 
 import stepscope
@@ -37,10 +36,8 @@ PAGE = (ROOT / "docs" / "recipes.md").read_text()
 def test_recipe_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / "gloo-ddp", tmp_path / "traces")
     (tmp_path / "out").mkdir()
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("STEPSCOPE", "TORCH_TRACE"))}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", str(RECIPES / f"{name}.py"), "out", *MORE.get(name, [])]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=HANG_S)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
 
 

@@ -4,13 +4,12 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.record.script_runs import step_lines
 from tests.two_ranks import two_ranks, two_tasks
 
 from stepscope.cli.main import main
-from stepscope.contract.run_folder import steps_file
 
 pytestmark = pytest.mark.job
 STEPS = 10
@@ -25,13 +24,9 @@ EXAMPLES = {
 REGIONS = ("data_loading", "forward_pass", "backward_pass")
 
 
-def steps_of(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / steps_file(rank)).read_text().splitlines()[1:]]
-
-
 def assert_complete(folder: Path, *, micro_batches: int, steps: int = STEPS) -> None:
     for rank in range(2):
-        found = steps_of(folder, rank)
+        found = step_lines(folder, rank)
         assert len(found) == steps
         assert [step["step"] for step in found if step["phase"] == "window"] == [5, 6, 7]
         counts = {name: region["n"] for name, region in found[4]["regions"].items()}

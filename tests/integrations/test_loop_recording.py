@@ -1,16 +1,16 @@
 """A loop recorded from inside its process: steps and regions found, other profilers respected; Slurm's variables."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.record.script_runs import step_lines
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
-from stepscope.contract.run_folder import first_node, steps_file, trace_file
+from stepscope.contract.run_folder import first_node, trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.deepspeed import recorded as engine_recorded
 from stepscope.integrations.slurm import launcher_variables
@@ -49,19 +49,7 @@ def trained(model: nn.Module | None = None) -> list[float]:
 
 def regions_of(folder: Path | None) -> list[dict[str, int]]:
     assert folder is not None
-    lines = (folder / steps_file(0)).read_text().splitlines()[1:]
-    return [{name: found["n"] for name, found in json.loads(line)["regions"].items()} for line in lines]
-
-
-@pytest.mark.slow
-def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> None:
-    with recorded(out=tmp_path / "run", **WINDOW) as recording:
-        losses = trained()
-    assert losses == trained()
-    assert recording.run_folder == tmp_path / "run"
-    assert (tmp_path / "run" / trace_file(0)).exists()
-    once = dict.fromkeys(("data_loading", "forward_pass", "backward_pass", "optimizer_step"), 1)
-    assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
+    return [{name: found["n"] for name, found in line["regions"].items()} for line in step_lines(folder)]
 
 
 def test_inside_stepscope_profile_that_recorder_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,16 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from stepscope.lab.experiment import Rounds, Trial, run_rounds
-from stepscope.lab.regression import (
-    BASE,
-    HEAD,
-    NO_REGRESSION,
-    REGRESSION,
-    UNDECIDED,
-    bencher_metrics,
-    judge,
-    looks_of,
-)
+from stepscope.lab.regression import BASE, HEAD, NO_REGRESSION, REGRESSION, UNDECIDED, bencher_metrics, judge, looks_of
 
 DATA = Path(__file__).parents[1] / "data" / "step_noise" / "h200-host.json.gz"
 LIMITS: dict[str, Any] = {"threshold_pct": 3.0, "false_alarm_pct": 2.0}

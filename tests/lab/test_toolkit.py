@@ -145,9 +145,7 @@ def test_zero_divides_only_what_it_shards(stage: int, each: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["low_mfu", "slow_communication", "memory_pressure"])
-def test_check_lists_are_measured_or_say_why_not(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_lists_are_measured_or_say_why_not(name, tmp_path, monkeypatch, capsys):
     diagnose = getattr(stepscope, f"diagnose_{name}")
     monkeypatch.delenv("TORCH_TRACE_DIR", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -1,8 +1,5 @@
 """Throughput, MFU, alerts and late ranks of a running loop, and the same scalars in every place they are sent to."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -20,7 +17,7 @@ class Clock:
         return self.now_s
 
 
-def test_throughput_and_mfu_follow_from_what_was_fed() -> None:
+def test_throughput_and_mfu_follow_from_what_was_fed():
     clock, batch = Clock(), {"input_ids": torch.zeros(4, 100, dtype=torch.long)}
     tracker = PerformanceTracker(flops_per_token=1e9, peak_tflops=2.0, world_size=2, clock=clock)
     for _ in range(3):
@@ -33,7 +30,7 @@ def test_throughput_and_mfu_follow_from_what_was_fed() -> None:
     assert tracker.summary()["why_not"] == {}
 
 
-def test_a_step_that_is_started_and_ended_is_timed_alone() -> None:
+def test_a_step_that_is_started_and_ended_is_timed_alone():
     clock = Clock()
     tracker = PerformanceTracker(world_size=2, clock=clock)
     for seconds in (0.25, 0.5):
@@ -48,7 +45,7 @@ def test_a_step_that_is_started_and_ended_is_timed_alone() -> None:
     assert tracker.end_step(torch.zeros(5, 3))["throughput"] == pytest.approx(10)
 
 
-def test_alerts_are_said_once_while_they_last() -> None:
+def test_alerts_are_said_once_while_they_last():
     clock = Clock()
     heard: list[Alert] = []
     tracker = PerformanceTracker(window=40, clock=clock, on_alert=heard.append)
@@ -61,7 +58,7 @@ def test_alerts_are_said_once_while_they_last() -> None:
     assert heard[-1].id == "long-step" and "1000.0 ms" in heard[-1].text
 
 
-def test_every_place_gets_the_same_scalars_and_the_report(tmp_path: Path) -> None:
+def test_every_place_gets_the_same_scalars_and_the_report(tmp_path):
     (tmp_path / "report.html").write_text("<p>the report")
     clock, mine = Clock(), []
     places = [f"tensorboard:{tmp_path / 'tb'}", lambda step, values: mine.append((step, values))]
@@ -94,7 +91,7 @@ class Words:
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])
-def test_ranks_hear_of_each_other_without_a_collective(kind: str, tmp_path: Path) -> None:
+def test_ranks_hear_of_each_other_without_a_collective(kind, tmp_path):
     channel = Words() if kind == "memory" else FolderChannel(tmp_path / "words")
     ranks = [Exchange(rank=rank, world_size=3, channel=channel) for rank in range(3)]
     for own_ms, rank in zip(([10.0], [15.0], [10.2]), ranks, strict=True):
@@ -113,18 +110,13 @@ PACKED = {"cu_seqlens": torch.tensor([0, 300, 512], dtype=torch.int32), "input_i
 @pytest.mark.parametrize(
     ("batch", "samples", "tokens"),
     [
-        (TOKENS, 4, 512),
-        ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
-        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512),
-        (PACKED, 2, 512),
+        (TOKENS, 4, 512), ({"input_ids": TOKENS, "attention_mask": PADDED}, 4, 320),
+        ({"input_ids": TOKENS, "attention_mask": PADDED[:, None, None]}, 4, 512), (PACKED, 2, 512),
         (pack_sequence([torch.arange(5), torch.arange(3), torch.arange(2)]), 3, 10),
-        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None),
-        ([IMAGES, LABELS], 8, None),
-        (IMAGES.to(torch.uint8), 8, None),
-        ({"x": {"ids": (TOKENS,)}}, 4, 512),
-        ((torch.tensor(1.0),), None, None),
+        (pack_sequence([torch.zeros(5, 7), torch.zeros(3, 7)]), 2, None), ([IMAGES, LABELS], 8, None),
+        (IMAGES.to(torch.uint8), 8, None), ({"x": {"ids": (TOKENS,)}}, 4, 512), ((torch.tensor(1.0),), None, None),
         (None, None, None),
     ],
-)
-def test_contents_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
+)  # fmt: skip
+def test_contents_of_a_batch(batch, samples, tokens):
     assert contents_of(batch) == (samples, tokens)

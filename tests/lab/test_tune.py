@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from stepscope.lab.experiment import Trial
-from stepscope.lab.tune import (
-    EQUAL,
-    INEXACT,
-    ROUNDING,
-    Candidate,
-    Job,
-    Loader,
-    agreement,
-    candidates,
-    tune,
-)
+from stepscope.lab.tune import EQUAL, INEXACT, ROUNDING, Candidate, Job, Loader, agreement, candidates, tune
 from stepscope.stats.change import FALSE_ALARMS
 
 LOADER = Loader(0, pin_memory=False, prefetch_factor=None, persistent_workers=False, map_style=True)
@@ -108,9 +98,7 @@ def test_jobs_in_which_nothing_helps_keep_nothing(noise: Callable[[random.Random
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "at_least"), [(with_hiccups, 0.9), (on_a_busy_machine, 0.95)])
-def test_a_large_gain_is_kept_though_a_round_was_disturbed(
-    noise: Callable[[random.Random, int], float], at_least: float
-) -> None:
+def test_a_large_gain_is_kept_though_a_round_was_disturbed(noise, at_least):
     saves = {"s0": 0.65}
     found = [tune(SETTINGS[:4], simulated(noise, saves, seed), rounds=3) for seed in range(JOBS)]
     named = [one["keep"]["name"].split(" + ") if one["keep"] else [] for one in found]

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.job_environment import python_path
 from tests.limits import HANG_S
+from tests.record.script_runs import step_lines
 
 JOB = Path(__file__).with_name("fault_job.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -27,10 +28,8 @@ def scenarios(work: Path) -> list[Any]:
     shared = {"out": str(work / SHARED)}
     impatient = {"close_wait_s": 0.3, "others_grace_s": 0.2}
     return [
-        {"name": "plain"},
-        {"name": "good", "profile": {"record_shapes": True}},
-        {"name": "four", "ranks": 4, "profile": {}},
-        {"name": "one_rank", "profile": {"ranks": "1"}},
+        {"name": "plain"}, {"name": "good", "profile": {"record_shapes": True}},
+        {"name": "four", "ranks": 4, "profile": {}}, {"name": "one_rank", "profile": {"ranks": "1"}},
         {"name": "light", "profile": {"light": True}},
         {"name": "twice", "profile": {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}},
         {"name": "at_once", "profile": {"wait": 0, "warmup": 0, "active": 2}},
@@ -54,11 +53,8 @@ def scenarios(work: Path) -> list[Any]:
         {"name": "T9_plain", "on": [1], "faults": {"5": "sigkill"}},
         {"name": "T9", "on": [1], "profile": {}, "faults": {"5": "sigkill"}},
         {"name": "T10", "on": [1], "profile": impatient, "no_step_from": 2},
-        {"name": "T11", "on": [1], "profile": {}, "no_step_from": 0},
-        *ways_to_end("T13", "raise_error"),
-        *ways_to_end("T14", "sigint"),
-        *ways_to_end("T15", "sys_exit"),
-        *ways_to_end("T16", "hard_exit"),
+        {"name": "T11", "on": [1], "profile": {}, "no_step_from": 0}, *ways_to_end("T13", "raise_error"),
+        *ways_to_end("T14", "sigint"), *ways_to_end("T15", "sys_exit"), *ways_to_end("T16", "hard_exit"),
         {"name": "T17_plain", "workers": True},
         {"name": "T17", "workers": True, "profile": {}, "faults": {"5": "fork"}},
         {"name": "T18", "on": [0], "profile": {"max_events": 50_000}, "faults": {"5": "flood"}},
@@ -71,7 +67,7 @@ def scenarios(work: Path) -> list[Any]:
         {"name": "T22", "profile": {"out": str(work / "ödd name; $HOME\n")}},
         {"name": "T23", "profile": {}, "faults": {"before": "strict_umask"}},
         {"name": "T25", "profile": {}, "faults": {"before": "no_kineto"}},
-    ]
+    ]  # fmt: skip
 
 
 def ways_to_end(name: str, what: str) -> list[dict[str, Any]]:
@@ -108,12 +104,6 @@ def description(folder: Path, *, within_s: float = HANG_S) -> dict[str, Any]:
                 return found
         time.sleep(0.1)
     raise AssertionError(f"no finished run.json in {folder} within {within_s} s: {sorted(folder.iterdir())}")
-
-
-def step_lines(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """Return a rank's step log without its header."""
-    lines = (folder / f"rank{rank:05d}.steps.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines[1:]]
 
 
 def late_step_lines(folder: Path, rank: int, count: int, *, within_s: float = HANG_S) -> list[dict[str, Any]]:

@@ -22,15 +22,9 @@ def main() -> None:
 
 def variables(rank: int) -> dict[str, str]:
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29733",
-        "NCCL_HOSTID": f"rank{rank}",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-    }
+        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29733", "NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
+    }  # fmt: skip
 
 
 def train(folder: Path) -> None:

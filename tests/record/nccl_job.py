@@ -37,15 +37,10 @@ def main() -> None:
 
 def variables(rank: int, ranks: int, asked: dict[str, Any]) -> dict[str, str]:
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(asked.get("port", 29555)),
-        "NCCL_HOSTID": f"host{rank}",
-        "NCCL_SOCKET_IFNAME": "lo",
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(asked.get("port", 29555)), "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-    }
+    }  # fmt: skip
 
 
 def train(work: Path, asked: dict[str, Any]) -> None:

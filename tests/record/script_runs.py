@@ -15,6 +15,21 @@ from stepscope.record.config import RecordConfig
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = Path(__file__).parents[2] / "src"
 INJECT = SOURCE / "stepscope" / "record" / "launch" / "inject"
+# what small jobs begin with
+TRAIN = """
+import os, sys, threading, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+def train(steps=8, after=lambda step: None):
+    model = torch.nn.Linear(4, 4)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(step)
+"""
 
 
 def environment() -> dict[str, str]:
@@ -46,5 +61,14 @@ def run_json(where: Path) -> dict[str, Any]:
     return found
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def step_lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """Return the step log of a rank without its header."""
+    return json_lines(folder / f"rank{rank:05d}.steps.jsonl")[1:]
+
+
 def steps(where: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (where / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+    return step_lines(where / "run")

@@ -21,9 +21,9 @@ from tests.record.fault_runs import (
     results_of,
     run_all,
     scenarios,
-    step_lines,
     trace,
 )
+from tests.record.script_runs import step_lines
 
 from stepscope.contract.run_folder import owners_file
 

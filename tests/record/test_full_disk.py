@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.limits import HANG_S
+from tests.record.script_runs import TRAIN, recorded
 
 from stepscope.record.helper import open_run as outbox, writer as growing_log
 from stepscope.record.helper.scratch import make_scratch
@@ -91,15 +92,10 @@ def test_T32_helper_goes_on_when_there_is_room_again(disk: Disk, tmp_path: Path)
     assert "nothing was lost" in str(recorded_in(run).not_written)
 
 
-JOB = """
-import ctypes, os, sys, time, torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+JOB = f"""
+{TRAIN}
 folder = sys.argv[1]
-for step in range(80):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+def fill(step):
     time.sleep(0.02)
     if step == 15:
         while not os.path.exists(folder + "/run/rank00000.steps.jsonl"):
@@ -112,6 +108,7 @@ for step in range(80):
                 pass
     if step == 70:
         os.unlink(folder + "/ballast")
+train(80, fill)
 print("trained")
 """
 
@@ -132,9 +129,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.job
 def test_T5_a_disk_that_stays_full_is_named_at_the_end(small_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB.replace("step == 70", "False"))
-    out = ["--steps", "20:22", "--out", str(small_disk / "run")]
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", *out, "--", sys.executable, "job.py"]
-    done = subprocess.run([*record, str(small_disk)], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, str(tmp_path / "job.py"), str(small_disk)]
+    done = recorded(small_disk, command, "--steps", "20:22")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "the run is incomplete: writing failed: No space left on device; a helper process keeps" in done.stderr
     assert "no trace: writing failed: No space left on device" in done.stderr
@@ -182,18 +178,8 @@ def test_T35_trouble_of_helpers(left: list[str], trouble: str | None, tmp_path: 
 @pytest.mark.job
 def test_T32_recording_survives_a_real_disk_that_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    record = [
-        sys.executable,
-        "-m",
-        "stepscope.cli.main",
-        "record",
-        "--steps",
-        "20:22",
-        "--out",
-        str(small_disk / "run"),
-    ]
-    job = [*record, "--", sys.executable, "job.py", str(small_disk)]
-    done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, str(tmp_path / "job.py"), str(small_disk)]
+    done = recorded(small_disk, command, "--steps", "20:22")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "recorded 80 steps of 1 rank, profiled steps 20-21 of 1 rank" in done.stderr, done.stderr
     assert "No space left on device) and was tried again; nothing was lost" in done.stderr

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.limits import HANG_S
+from tests.record.script_runs import json_lines, step_lines
 
 import stepscope
 from stepscope.analyze.memory_snapshot import snapshot_view
@@ -43,11 +44,6 @@ def told(work: Path, mode: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def steps(folder: Path, rank: int) -> list[dict[str, Any]]:
-    lines = (folder / f"rank{rank:05d}.steps.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines[1:]]
-
-
 def test_losses_are_bit_equal_over_nccl(work: Path) -> None:
     for rank in range(RANKS):
         assert told(work, "window", rank)["losses"] == told(work, "plain", rank)["losses"]
@@ -56,7 +52,7 @@ def test_losses_are_bit_equal_over_nccl(work: Path) -> None:
 def test_device_time_of_steps_agrees_with_synchronised_blocks(work: Path) -> None:
     for rank in range(RANKS):
         truth_ms = told(work, "window", rank)["ms_per_step"][6]  # steps 60 to 69, after the window
-        device_ms = [s["device_ns"] / 1e6 for s in steps(work / "window", rank) if 60 <= s["step"] < 70]
+        device_ms = [s["device_ns"] / 1e6 for s in step_lines(work / "window", rank) if 60 <= s["step"] < 70]
         assert statistics.fmean(device_ms) == pytest.approx(truth_ms, rel=0.05)
 
 
@@ -90,7 +86,7 @@ def test_recording_does_not_break_a_graph_capture(tmp_path: Path) -> None:
             recording.step()
         torch.cuda.synchronize()
     assert loss.item() == pytest.approx(model(x).sum().item(), rel=1e-3)
-    assert [s["step"] for s in steps(tmp_path / "run", 0)] == list(range(24))
+    assert [s["step"] for s in step_lines(tmp_path / "run", 0)] == list(range(24))
 
 
 SAMPLERS_JOB = Path(__file__).with_name("gpu_samplers_job.py")
@@ -113,13 +109,9 @@ def run(job):
     return job[0] / "run"
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_memory_at_the_peak_is_the_sum_of_its_categories(run):
     for rank in (0, 1):
-        found = rows(run / f"rank0000{rank}.memory.jsonl")
+        found = json_lines(run / f"rank0000{rank}.memory.jsonl")
         (peak,) = [row for row in found if row["kind"] == "peak"]
         parts = [value for name, value in peak.items() if name.endswith("_bytes") and name != "peak_bytes"]
         assert sum(parts) == peak["peak_bytes"]
@@ -137,14 +129,14 @@ def test_memory_history_has_allocations_with_stacks_and_names_our_storages(run):
     assert {"alloc", "free_completed"} <= {entry["action"] for entry in traces}
     assert any("gpu_samplers_job.py" in frame["filename"] for entry in traces for frame in entry.get("frames", []))
     held = {block["address"] for segment in snapshot["segments"] for block in segment["blocks"]}
-    storages = [row for row in rows(run / "rank00000.memory.jsonl") if row["kind"] == "storage"]
+    storages = [row for row in json_lines(run / "rank00000.memory.jsonl") if row["kind"] == "storage"]
     weights = [row for row in storages if row["category"] == "parameters"]
     assert len(weights) == 4
     assert {row["address"] for row in weights} <= held
 
 
 def test_telemetry_says_what_the_device_did(run):
-    device, counters, *more = rows(run / "rank00000.telemetry.jsonl")
+    device, counters, *more = json_lines(run / "rank00000.telemetry.jsonl")
     assert device["max_sm_clock_mhz"] > 0
     states = [row for row in more if row["kind"] == "state"]
     assert states
@@ -157,7 +149,7 @@ def test_telemetry_says_what_the_device_did(run):
 
 def test_live_collectives_have_bytes_and_device_times(run):
     for rank in (0, 1):
-        operations = {row["operation"]: row for row in rows(run / f"rank0000{rank}.collectives.jsonl")[1:]}
+        operations = {row["operation"]: row for row in json_lines(run / f"rank0000{rank}.collectives.jsonl")[1:]}
         reduced, gathered = operations["all_reduce"], operations["all_gather"]
         assert reduced["bytes"] >= 24 * WEIGHTS_BYTES
         assert gathered["count"] >= 23
@@ -199,15 +191,8 @@ def test_real_out_of_memory_error_leaves_its_history(tmp_path, where):
     script = tmp_path / "job.py"
     script.write_text(OUT_OF_MEMORY)
     command = [
-        sys.executable,
-        "-m",
-        "stepscope.cli.main",
-        "record",
-        "--out",
-        str(tmp_path / "run"),
-        "--memory",
-        "--light",
-    ]
+        sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(tmp_path / "run"), "--memory", "--light",
+    ]  # fmt: skip
     done = subprocess.run(
         [*command, "--", sys.executable, str(script), where], stderr=subprocess.PIPE, text=True, timeout=HANG_S
     )

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +27,7 @@ from stepscope.record.loop.updates import ParameterWatch
 from stepscope.record.window.guards import Interruptions
 
 
-def test_the_storage_of_a_watched_parameter_can_still_be_freed() -> None:
+def test_the_storage_of_a_watched_parameter_can_still_be_freed():
     model, watch = torch.nn.Linear(2, 2), ParameterWatch()
     watch.backward_begins([model(torch.ones(2)).sum()])
     assert not watch.changed()
@@ -41,7 +40,7 @@ def named_beside(n: int) -> int:
     return n + 1
 
 
-def test_scripted_class_finds_the_names_of_the_file_that_scripts_it() -> None:
+def test_scripted_class_finds_the_names_of_the_file_that_scripts_it():
     class Counted:
         def __init__(self) -> None:
             self.n = named_beside(1)
@@ -61,7 +60,7 @@ def in_place(*, trains: bool = True) -> tuple[Any, Patches]:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains: bool) -> None:
+def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains):
     noted, patches = in_place(trains=trains)
     original = torch.fx.traceback.format_stack.__wrapped__
     try:
@@ -107,13 +106,11 @@ def has_lock_meanwhile() -> bool:
 
 @pytest.mark.parametrize("group", ["gloo", "cpu:gloo,cuda:gloo"], indirect=True)
 @pytest.mark.usefixtures("group")
-def test_gloo_threads_get_the_lock_before_a_group_is_left() -> None:
+def test_gloo_threads_get_the_lock_before_a_group_is_left():
     assert any(has_lock_meanwhile() for _ in range(20))  # on a busy machine a thread may get no core meanwhile
 
 
-def test_ranks_of_one_machine_say_a_thing_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_of_one_machine_say_a_thing_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(SEEN_VARIABLE, str(tmp_path))
     program = "from stepscope.record.failsafe import say; say('the disk is slow')"
     others = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
@@ -141,7 +138,7 @@ FAILURES = [
 
 @pytest.mark.job
 @pytest.mark.parametrize("where", dict.fromkeys(where for where, _ in FAILURES))
-def test_errors_of_the_script_have_its_frames_alone(where: str, tmp_path: Path) -> None:
+def test_errors_of_the_script_have_its_frames_alone(where, tmp_path):
     plain = started(script("raises.py", where, "8"), tmp_path)
     assert (plain.returncode, len(_FRAME.findall(plain.stderr)) > 0) == (1, True)
     for at in (at for name, at in FAILURES if name == where):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.limits import HANG_S
-from tests.record.script_runs import environment
+from tests.record.script_runs import environment, recorded
 
 JOB = Path(__file__).with_name("ledger_job.py")
 # of the job's time
@@ -26,9 +26,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torchrun = f"{sys.executable} -W ignore -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2"
     # `date` by hand: what the launcher itself takes is part of the job
     script = f"date +%s.%N > began; {torchrun} --monitor-interval 0.1 {JOB}; code=$?; date +%s.%N > ended; exit $code"
-    words = ["-m", "stepscope.cli.main", "record", "--light", "--out", "run", "--", "sh", "-c", script]
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=HANG_S)
+    done = recorded(where, ["sh", "-c", script], "--light")
     assert done.returncode == 0, done.stderr[-3000:]
     return where
 

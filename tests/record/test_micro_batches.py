@@ -1,13 +1,12 @@
 """Steps of many micro-batches: regions agree with hand timers, and training is unchanged."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.record.script_runs import step_lines
 
-from stepscope.contract.run_folder import steps_file
 from stepscope.record import session, steps as regions_module
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
@@ -64,7 +63,7 @@ def recorded(counts: list[int], job: Job, out: Path) -> list[dict[str, Any]]:
     finally:
         hooks.remove()
         recorder.close()
-    return [json.loads(line) for line in (out / steps_file(0)).read_text().splitlines()[1:]]
+    return step_lines(out)
 
 
 @pytest.mark.slow

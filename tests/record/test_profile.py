@@ -5,11 +5,11 @@ T1, T2, ... in names number the faults that recording has to survive; `fault_run
 
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.record.script_runs import step_lines
 
 import stepscope
 from stepscope.record import session
@@ -36,11 +36,7 @@ def train(recording: stepscope.profile, *, steps: int = 8) -> None:
         recording.step()
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(x) for x in (folder / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
-
-
-def test_default_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_comes_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_TRACE_DIR", str(tmp_path / "traces"))
     with stepscope.profile(wait=1, warmup=1, active=2) as recording:
         train(recording)
@@ -49,7 +45,7 @@ def test_default_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: 
     assert session.current() is None
 
 
-def test_switches_reach_the_trace(tmp_path: Path) -> None:
+def test_switches_reach_the_trace(tmp_path):
     with stepscope.profile(
         out=tmp_path / "run",
         wait=0,
@@ -70,7 +66,7 @@ def test_switches_reach_the_trace(tmp_path: Path) -> None:
     assert {e["name"] for e in trace["traceEvents"]} >= {"forward_pass", "backward_pass", "ProfilerStep#1"}
 
 
-def test_own_callback_replaces_the_export(tmp_path: Path) -> None:
+def test_own_callback_replaces_the_export(tmp_path):
     seen: list[Any] = []
     with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, active=2, on_trace_ready=seen.append) as recording:
         train(recording)
@@ -80,7 +76,7 @@ def test_own_callback_replaces_the_export(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("*.gz"))
 
 
-def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path, capsys):
     (tmp_path / "file").touch()
     with stepscope.profile(out=tmp_path / "file" / "run") as recording:
         train(recording)
@@ -89,7 +85,7 @@ def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path: Path, caps
     assert recording.run_folder is None
 
 
-def test_region_in_compiled_code_changes_nothing(tmp_path: Path) -> None:
+def test_region_in_compiled_code_changes_nothing(tmp_path):
     def double(x: torch.Tensor) -> torch.Tensor:
         with stepscope.region("forward_pass"):
             return x * 2
@@ -99,7 +95,7 @@ def test_region_in_compiled_code_changes_nothing(tmp_path: Path) -> None:
         assert torch.equal(torch.compile(double, backend="eager", fullgraph=True)(x), x * 2)
 
 
-def test_second_profile_in_a_recorded_job_keeps_its_hands_off(tmp_path: Path) -> None:
+def test_second_profile_in_a_recorded_job_keeps_its_hands_off(tmp_path):
     recorder = Recorder.start(RecordConfig(out=str(tmp_path / "outer"), light=True))
     with stepscope.profile(out=tmp_path / "inner") as recording:
         recording.step()
@@ -108,7 +104,7 @@ def test_second_profile_in_a_recorded_job_keeps_its_hands_off(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []  # no step, no files
 
 
-def test_failing_sampler_is_left_out_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_sampler_is_left_out_with_one_warning(tmp_path, capsys):
     class Bad:
         def on_step_end(self, step: int) -> dict[str, Any]:
             raise KeyError("x")
@@ -124,12 +120,10 @@ def test_failing_sampler_is_left_out_with_one_warning(tmp_path: Path, capsys: py
         recorder.step_end()
     recorder.close()
     assert capsys.readouterr().err.count("Bad is off") == 1
-    assert [x["seen"] for x in lines(tmp_path / "run")] == [0, 1, 2]
+    assert [x["seen"] for x in step_lines(tmp_path / "run")] == [0, 1, 2]
 
 
-def test_recorder_that_fails_goes_off_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_recorder_that_fails_goes_off_and_says_so_once(tmp_path, monkeypatch, capsys):
     recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), wait=1, warmup=0))
     for _ in range(2):
         recorder.step_end()
@@ -142,7 +136,7 @@ def test_recorder_that_fails_goes_off_and_says_so_once(
     assert capsys.readouterr().err.count("ZeroDivisionError") == 1
 
 
-def test_nothing_of_ours_runs_after_the_window(tmp_path: Path) -> None:
+def test_nothing_of_ours_runs_after_the_window(tmp_path):
     with stepscope.profile(out=tmp_path / "run", wait=4, warmup=1, active=3, count_flops=False) as recording:
         for _ in range(20):
             torch.nn.Linear(4, 4)(torch.ones(2, 4))
@@ -150,7 +144,7 @@ def test_nothing_of_ours_runs_after_the_window(tmp_path: Path) -> None:
             recorder = session.current()
             if recorder is not None and recorder.step > 10:
                 assert not torch.autograd._profiler_enabled() and recorder.regions.marker is None
-    assert [x["phase"] for x in lines(tmp_path / "run")].count("after") > 8
+    assert [x["phase"] for x in step_lines(tmp_path / "run")].count("after") > 8
 
 
 @pytest.mark.parametrize(
@@ -163,14 +157,12 @@ def test_nothing_of_ours_runs_after_the_window(tmp_path: Path) -> None:
         ({"RANK": "1"}, (0, 1, None, "alone")),
     ],
 )
-def test_rank_comes_from_the_launchers_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
+def test_rank_comes_from_the_launchers_variables(environ, expected):
     place = place_of_process(environ)
     assert (place.rank, place.world_size, place.local_rank, place.source) == expected
 
 
-def test_a_job_too_short_for_the_window_is_told_which_would_do(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_too_short_for_the_window_is_told_which_would_do(tmp_path, capfd):
     with stepscope.profile(out=tmp_path / "run") as recording:
         train(recording, steps=6)
     said = [line for line in capfd.readouterr().err.splitlines() if "no trace" in line]

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.record.script_runs import SCRIPTS, recorded, run_json, script, started, steps
+from tests.record.script_runs import SCRIPTS, TRAIN, recorded, run_json, script, started, steps
 from tests.two_ranks import on_two_ranks
 
 from stepscope.analyze.account import account_of
@@ -18,16 +16,12 @@ from stepscope.run.load import load
 
 pytestmark = pytest.mark.job
 
-LOOKS_FIRST = """
+LOOKS_FIRST = f"""
 import importlib.util
 assert importlib.util.find_spec("torch") is not None
-import os, torch
+{TRAIN}
 assert os.environ["TEARDOWN_CUPTI"] == "1"
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(4):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+train(4)
 """
 
 
@@ -217,25 +211,15 @@ SEVERAL = "no trace: the steps run in several threads, and only the one that sta
 )
 def test_steps_in_several_threads_do_not_crash_the_job(words: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--steps", "5:8"]
-    job = [*record, "--", sys.executable, "job.py", *words]
-    done = subprocess.run(job, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    done = recorded(tmp_path, [sys.executable, "job.py", *words], "--steps", "5:8")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
 
 
-AT_ONCE = """
-import threading, torch
-torch.set_num_threads(1)
-def train():
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(300):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-threads = [threading.Thread(target=train) for _ in range(2)]
+AT_ONCE = f"""
+{TRAIN}
+threads = [threading.Thread(target=train, args=(300,)) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -246,8 +230,7 @@ print("trained", flush=True)
 
 def test_two_threads_that_train_at_once_are_one_run_without_a_failure(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(AT_ONCE)
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", "run"]
-    done = subprocess.run([*record, "--", sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = recorded(tmp_path, [sys.executable, "job.py"], "--light")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "no longer followed" not in done.stderr and "recording stopped" not in done.stderr, done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]

@@ -30,13 +30,9 @@ KERNELS = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
     "flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>",
     "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
-    "rms_norm_fwd",
-    "rms_norm_bwd",
-    "silu_mul_fwd",
-    "rotary_kernel",
-    "split_k_reduce",
-)
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>", "rms_norm_fwd",
+    "rms_norm_bwd", "silu_mul_fwd", "rotary_kernel", "split_k_reduce",
+)  # fmt: skip
 COLLECTIVES = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL")
 LAUNCHES = (
     Launch("aten::mm", "[[2048, 4096], [4096, 4096]]", "layers.3.mlp", "model.py:31", 7),
@@ -78,14 +74,8 @@ def _code_trees() -> dict[str, Any]:
     statistic = {"name": "train.py:43", "label": "step", "host": 120.0, "device": 12.0}
     step = {"name": "train.py:40", "label": "main", "host": 210.0, "device": 200.0, "backward_device": 96.0}
     root = {
-        "name": "",
-        "label": "",
-        "host": 212.0,
-        "device": 201.0,
-        "backward_device": 96.0,
-        "comm": 9.0,
-        "exposed": 4.0,
-    }
+        "name": "", "label": "", "host": 212.0, "device": 201.0, "backward_device": 96.0, "comm": 9.0, "exposed": 4.0,
+    }  # fmt: skip
     whole = {"name": "layers", "label": "layers", "host": 80.0, "device": 188.0, "backward_device": 96.0}
     return {
         "lines": {**root, "exposed": 4.0, "children": [{**step, "children": [forward, statistic]}]},
@@ -199,19 +189,12 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
     kind, name = each[0].astype(np.uint8), each[1].copy()
     kind[idle], name[idle], launched[idle] = KINDS.index("idle"), len(KERNELS) + len(COLLECTIVES), NO_MATCH
     return Slices(
-        step=100,
-        ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()),
-        span_ns=int(STEP_NS),
-        rank=np.repeat(np.arange(drawn), per_rank),
-        kind=kind,
+        step=100, ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()), span_ns=int(STEP_NS),
+        rank=np.repeat(np.arange(drawn), per_rank), kind=kind,
         start_ns=np.hstack((start, begin)).reshape(-1).astype(np.int64),
         dur_ns=np.hstack((dur, end - begin)).reshape(-1).astype(np.int64),
-        wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64),
-        name=name,
-        match=each[2],
-        launch=launched,
-        delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
-        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"),
-        launches=LAUNCHES,
+        wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64), name=name, match=each[2],
+        launch=launched, delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
+        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"), launches=LAUNCHES,
         matched=MatchedCollectives(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
-    )
+    )  # fmt: skip

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.analyze.live.runs import claim, line, write_log
+from tests.analyze.live.runs import claim, line
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.planted_job import plant_two_attempts
+from tests.analyze.step_logs import log_lines, write_log
 from tests.report.constructed import constructed_page
 
 from stepscope.analysis import load
@@ -102,12 +103,8 @@ def light_run() -> LightRun:
 
 def log(rank: int, *, wait_ms: float) -> StepLog:
     noise = random.Random(rank)
-    lines: list[dict[str, Any]] = []
-    for step in range(40):
-        dur = round((30 + noise.uniform(-0.3, 0.3)) * 1e6)
-        start = step * 31_000_000
-        regions = {"backward_pass": {"ns": 5_000_000}, "gradient_sync": {"ns": round(wait_ms * 1e6)}}
-        lines.append({"step": step, "start_ns": start, "end_ns": start + dur, "dur_ns": dur, "regions": regions})
+    times = (30 + noise.uniform(-0.3, 0.3) for _ in range(40))
+    lines = log_lines({"backward_pass": 5.0, "gradient_sync": wait_ms, "outside": ms - 5.0 - wait_ms} for ms in times)
     return step_log_of(lines, rank=rank)
 
 

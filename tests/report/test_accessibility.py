@@ -3,12 +3,11 @@
 `tools/js/check.sh` installs it, which `make test` runs before the tests.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.report.browser import Browser, why_no_browser
-from tests.report.pages import all_pages, live_text
+from tests.report.pages import live_text
 
 AXE = Path(__file__).parents[2] / "tools" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = {
@@ -23,22 +22,6 @@ pytestmark = [
     pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
     pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed; tools/js/check.sh installs it"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    found = {}
-    for name, text in all_pages(folder).items():
-        found[name] = folder / f"{name}.html"
-        found[name].write_text(text)
-    return found
 
 
 def violations(browser: Browser, scheme: str) -> list[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.hang.dumps import world
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.planted_job import plant_two_attempts
-from tests.compare.history.folders import light_run
+from tests.cli.test_hang import planted as plant_missing_rank
+from tests.compare.history.folders import eight_runs
 from tests.diagnose.late import late_run
-from tests.report.browser import Browser, why_no_browser
+from tests.report.browser import why_no_browser
 from tests.report.test_html import unpacked
 
 from stepscope.cli.main import main
@@ -26,18 +26,14 @@ DATA = Path(__file__).parents[1] / "data"
 GOLDEN = DATA / "golden"
 QUERY = "SELECT kind, count(*) AS events, sum(dur_ns) / 1e6 AS ms FROM device_work GROUP BY 1 ORDER BY 1"
 COMMANDS = {
-    "code": ["code", "owned"],
-    "code-modules": ["code", "owned", "--modules"],
-    "compare": ["compare", "late", "late-loading", "--fail-on", "step_ms>5%"],
-    "hang": ["hang", "dumps"],
+    "code": ["code", "owned"], "code-modules": ["code", "owned", "--modules"],
+    "compare": ["compare", "late", "late-loading", "--fail-on", "step_ms>5%"], "hang": ["hang", "dumps"],
     "health": ["health", "late", "--guides", "--fail-on", "stragglers.count>0"],
-    "history": ["history", "runs", "--by", "host"],
-    "job": ["job", "job/run"],
+    "history": ["history", "runs", "--by", "host"], "job": ["job", "job/run"],
     "memory": ["memory", str(DATA / "memory_snapshot" / "snapshot.pickle.gz"), "--what-if", "batch=2x"],
-    "report-runs": ["report", "both"],
-    "sql": ["sql", "owned", QUERY],
+    "report-runs": ["report", "both"], "sql": ["sql", "owned", QUERY],
     "whatif": ["whatif", "late", "--set", "straggler=off"],
-}
+}  # fmt: skip
 CACHED = ("code", "health", "history", "report", "sql", "whatif", "compare")
 
 pytestmark = pytest.mark.slow
@@ -55,22 +51,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     late_run(root / "both" / "two", late_us=4000)
     plant_two_attempts(root / "job")
     (root / "dumps").mkdir()
-    for rank in world():
-        rank.call("all_reduce", line=10)
-        if rank.rank != 2:
-            rank.call("all_reduce", line=12, state="started")
-        rank.write(root / "dumps")
-    for n in range(1, 9):
-        light_run(
-            root / "runs" / f"run-{n}",
-            created=f"2026-11-{n:02d}T08:00:00+00:00",
-            step_ms=24.0 if n == 8 else 20.0 + n % 3 / 10,
-            hosts=["h1", "slow", "h3", "h4"],
-            late_ms=(0.0, 3.0),
-            commit="ab"[n // 8] * 40,
-            seed=n,
-            steps=12,
-        )
+    plant_missing_rank(root / "dumps")
+    eight_runs(root / "runs", "slow")
     return root
 
 
@@ -116,18 +98,15 @@ def test_text_and_page_hold_the_same_numbers(name: str, there: Path, capsys: pyt
 
 @pytest.mark.browser
 @pytest.mark.skipif(why_no_browser() is not None, reason=why_no_browser() or "")
-def test_browser_writes_the_numbers_of_the_text(
-    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Browser(tmp_path / "profile") as browser:
-        for name in COMMANDS:
-            page = there / f"{name}.html"
-            shown(name, capsys, "--html", str(page), "--force")
-            browser.open(page)
-            found = Counter(browser.run(CELLS))
-            sheet = sheet_in(page.read_text(encoding="utf-8"))
-            held = Counter(cell for section in sheet["sections"] for cell in cells(section["table"]))
-            assert found == held, name
+def test_browser_writes_the_numbers_of_the_text(browser, there, capsys):
+    for name in COMMANDS:
+        page = there / f"{name}.html"
+        shown(name, capsys, "--html", str(page), "--force")
+        browser.open(page)
+        found = Counter(browser.run(CELLS))
+        sheet = sheet_in(page.read_text(encoding="utf-8"))
+        held = Counter(cell for section in sheet["sections"] for cell in cells(section["table"]))
+        assert found == held, name
 
 
 CELLS = """

@@ -2,13 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.report.browser import Browser, why_no_browser
-from tests.report.pages import all_pages
 
 from stepscope.analysis import load
 
@@ -50,21 +47,6 @@ return found;
 Said = list[tuple[str, str, str]]
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    texts = all_pages(tmp_path_factory.mktemp("pages"))
-    texts["report"] = load(
-        DATA / "gloo-linear"
-    ).to_html()  # its numbers hang together, those of a constructed one do not
-    return texts
-
-
 def value_of(text: str) -> tuple[float, float] | None:
     """Return a number as written, in the smallest form of its unit, and half of its last digit; None where it is none.
 
@@ -100,23 +82,23 @@ def equal(texts: list[str]) -> bool:
     return all(abs(v - known[0][0]) <= half + known[0][1] + 1e-9 for v, half in known)
 
 
-def test_every_number_that_stands_twice_is_equal(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
+def test_every_number_that_stands_twice_is_equal(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    # its numbers hang together, those of a constructed one do not
+    (tmp_path / "report.html").write_text(load(DATA / "gloo-linear").to_html())
     found = {}
-    for name, text in pages.items():
-        said = collected(browser, tmp_path / f"{name}.html", text)
+    for name, path in {**pages, "report": tmp_path / "report.html"}.items():
+        browser.open(path)
+        browser.unfold()
+        said = [(where, title, text) for where, title, text in browser.run(COLLECT)]
         assert said, name
         found[name] = differing(said)
     assert not any(found.values()), json.dumps({name: names for name, names in found.items() if names}, indent=1)
 
 
-def test_every_page_fits_a_phone_and_says_nothing_on_the_console(
-    browser: Browser, pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_page_fits_a_phone_and_says_nothing_on_the_console(browser: Browser, pages: dict[str, Path]) -> None:
     browser.console(), browser.requests()
     wide = {}
-    for name, text in pages.items():
-        path = tmp_path / f"{name}.html"
-        path.write_text(text)
+    for name, path in pages.items():
         browser.size(390, 800)
         browser.open(path)
         wide[name] = browser.run("return document.documentElement.scrollWidth")
@@ -124,11 +106,3 @@ def test_every_page_fits_a_phone_and_says_nothing_on_the_console(
     assert {name: width for name, width in wide.items() if width > 390} == {}
     assert browser.console() == []
     assert [url for url in browser.requests() if not url.startswith("file:")] == []
-
-
-def collected(browser: Browser, path: Path, text: str) -> Said:
-    path.write_text(text)
-    browser.open(path)
-    browser.unfold()
-    found: Any = browser.run(COLLECT)
-    return [(where, name, value) for where, name, value in json.loads(json.dumps(found))]

@@ -7,18 +7,17 @@ import html
 import json
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
+from tests.not_none import not_none
 from tests.report.constructed import constructed, constructed_page
 
 from stepscope.analysis import load as analysed
 from stepscope.analyze.account import Account, account_of
-from stepscope.cli.main import main
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.document.sentence import headline_sentence
@@ -60,16 +59,14 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
 
 @pytest.fixture(scope="module")
 def slices(account: Account) -> Slices:
-    found = slices_of(account, grid_of(account))
-    assert found is not None
-    return found
+    return not_none(slices_of(account, grid_of(account)))
 
 
 def time_us(slices: Slices, kind: str) -> float:
     return float(slices.dur_ns[slices.kind == KINDS.index(kind)].sum() / 1000)
 
 
-def test_calibration_is_drawn_next_to_the_run(account: Account) -> None:
+def test_calibration_is_drawn_next_to_the_run(account):
     machine = calibrate([Point("all_reduce", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)])
     document = report_json(account, diagnose(account), details=True)
     found = calibrated_collectives(document, machine)
@@ -79,7 +76,7 @@ def test_calibration_is_drawn_next_to_the_run(account: Account) -> None:
     assert took == pytest.approx(0.4, rel=0.02) and ratio > 10
 
 
-def test_page_is_rendered_from_the_document_alone(account: Account) -> None:
+def test_page_is_rendered_from_the_document_alone(account):
     document = report_json(account, diagnose(account), details=True)
     data = page_data(json.loads(json.dumps(document)), Timeline())
     assert data.sentence == headline_sentence(document)
@@ -100,13 +97,12 @@ def test_what_limits_the_numbers_is_the_same_on_page_and_terminal(account: Accou
 
 
 def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:
-    grid = grid_of(account)
-    assert grid is not None
+    grid = not_none(grid_of(account))
     assert (grid.ranks, grid.steps) == ((0, 1), (0, 1, 2))
     np.testing.assert_allclose(grid.group_ns.sum(axis=0), STEP * 1000)
 
 
-def test_slices_of_one_step_last_as_long_as_in_the_trace(slices: Slices) -> None:
+def test_slices_of_one_step_last_as_long_as_in_the_trace(slices):
     compute = sum(time_us(slices, kind) for kind in ("forward", "backward", "optimizer", "other"))
     assert compute == pytest.approx(2 * 800)
     assert time_us(slices, "copy") == pytest.approx(2 * 300)
@@ -114,7 +110,7 @@ def test_slices_of_one_step_last_as_long_as_in_the_trace(slices: Slices) -> None
     assert slices.span_ns == pytest.approx(STEP * 1000, abs=2000)
 
 
-def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices: Slices) -> None:
+def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices):
     comm = slices.kind == KINDS.index("transfer")
     np.testing.assert_allclose(slices.wait_ns[comm], [LATE_US * 1000, 0], atol=2000)
     assert len(set(slices.match[comm].tolist())) == 1
@@ -122,51 +118,38 @@ def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices: Slice
     assert slices.matched.what == ("all_reduce · default_pg · 4.1 kB",)
 
 
-def test_ranks_share_one_clock(slices: Slices) -> None:
+def test_ranks_share_one_clock(slices):
     ends = (slices.start_ns + slices.dur_ns)[slices.kind == KINDS.index("transfer")]
     assert abs(int(ends[0] - ends[1])) < 2000
 
 
-def test_packed_page_holds_report_and_columns() -> None:
+def test_packed_page_holds_report_and_columns():
     data = constructed(ranks=3, steps=4, slices_per_rank=30)
     header, columns = unpacked(packed(data))
     assert header["report"] == data.report
     assert header["grid"]["steps"] == [100, 101, 102, 103]
-    slices = data.timeline.slices
-    assert slices is not None
+    slices = not_none(data.timeline.slices)
     assert unpacked_varints(columns["name"]) == slices.name.tolist()
 
 
-def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
+def test_policy_allows_exactly_the_script_and_style_of_the_page():
     text = constructed_page(ranks=2, steps=2, slices_per_rank=30)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy is not None
+    policy = not_none(re.search(r'Content-Security-Policy" content="([^"]*)"', text))
     assert "default-src 'none'" in policy[1]
     for kind, tag in (("script-src", "script"), ("style-src", "style")):
-        inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert inline is not None
+        inline = not_none(re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))
         digest = base64.b64encode(hashlib.sha256(inline[1].encode()).digest()).decode()
         assert f"{kind} 'sha256-{digest}'" in policy[1]
 
 
-def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in two_ranks():
-        rank.write(tmp_path)
-    out = tmp_path / "report.html"
-    assert main(["report", str(tmp_path), "--html", str(out)]) == 0
-    assert out.read_text().startswith("<!doctype html>")
-    assert main(["report", str(tmp_path), "--html", str(out)]) == 2
-    assert "already exists; use --force" in capsys.readouterr().err
-
-
-def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path: Path) -> None:
+def test_lines_that_training_needs_are_known_from_what_they_call(tmp_path):
     owned = account_of(owned_folder(tmp_path))
     needed = report_json(owned, diagnose(owned), details=True)["details"]["training_lines"]
     assert {"train.py:10", "train.py:11", "model.py:3"} <= set(needed)
     assert "train.py:12" not in needed
 
 
-def test_the_comparison_counts_slower_and_faster_lines_in_the_order_of_its_document(tmp_path: Path) -> None:
+def test_the_comparison_counts_slower_and_faster_lines_in_the_order_of_its_document(tmp_path):
     runs = tmp_path / "a", tmp_path / "b"
     owned_folder(runs[0])
     owned_folder(runs[1], late_us=200.0)

@@ -1,7 +1,6 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,6 @@ HOSTILE = (
 )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Browser:
     path = tmp_path / "page.html"
@@ -88,9 +81,7 @@ def test_page_opens_with_the_sentence_three_cards_and_the_culprit(opened: Browse
 
 
 @pytest.mark.parametrize("width", [1400, 390])
-def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(
-    browser: Browser, tmp_path: Path, width: int
-) -> None:
+def test_the_late_rank_of_many_is_in_view_on_every_tab_that_names_it(browser, tmp_path, width):
     (tmp_path / "page.html").write_text(constructed_page(ranks=64, steps=20, slices_per_rank=90))
     browser.size(width, 1000)
     try:

@@ -1,12 +1,12 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.not_none import not_none
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.collective_costs import rank_matrix
@@ -47,18 +47,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return Analysis(built_run(tmp_path_factory.mktemp("run"), ranks()))
 
 
-def test_idle_time_is_named_by_what_the_host_did(run: Analysis) -> None:
-    slices = slices_of(run.account, grid_of(run.account))
-    assert slices is not None
+def test_idle_time_is_named_by_what_the_host_did(run):
+    slices = not_none(slices_of(run.account, grid_of(run.account)))
     idle = [i for i in np.flatnonzero(slices.kind == KINDS.index("idle")) if slices.dur_ns[i] > 5e6]
     mine = [i for i in idle if slices.ranks[slices.rank[i]] == 1]
     assert mine
     assert any(slices.names[slices.name[i]].startswith("host stalled: ") for i in mine)
 
 
-def test_a_kernel_knows_its_launch(run: Analysis) -> None:
-    slices = slices_of(run.account, grid_of(run.account))
-    assert slices is not None
+def test_a_kernel_knows_its_launch(run):
+    slices = not_none(slices_of(run.account, grid_of(run.account)))
     at = next(i for i in range(len(slices)) if slices.names[slices.name[i]] == "add")
     launch = slices.launches[slices.launch[at]]
     assert launch.operator == "aten::add_"
@@ -67,16 +65,15 @@ def test_a_kernel_knows_its_launch(run: Analysis) -> None:
     assert slices.launches[slices.launch[gemm]].shapes == "[[64, 32], [32, 16]]"
 
 
-def test_rank_matrix_says_who_waits_for_whom(run: Analysis) -> None:
-    found = rank_matrix(run.account.shared)
-    assert found is not None
+def test_rank_matrix_says_who_waits_for_whom(run):
+    found = not_none(rank_matrix(run.account.shared))
     assert found.waited_ns[1, 0] == 0
     # clocks are aligned by the collectives themselves, so the wait is known within their doubt
     assert 0.8 < found.waited_ns[0, 1] / ((STALL_US + LATE_US) * 1e3) < 1.2
     assert found.ring_bytes[0].tolist() == [0, 4 * 2**20]
 
 
-def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path: Path) -> None:
+def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path):
     traces = []
     for k in range(3):
         r = RankTrace(k, world_size=3)
@@ -85,16 +82,14 @@ def test_an_all_to_all_sends_equal_shares_to_all_others(tmp_path: Path) -> None:
             r.step(n, t - 100, t + STEP - 100)
             r.collective("all_to_allv", at=t + 100, start=t + 200, end=t + 900, elements=3 << 18)
         traces.append(r)
-    found = rank_matrix(Analysis(built_run(tmp_path, traces)).account.shared)
-    assert found is not None
+    found = not_none(rank_matrix(Analysis(built_run(tmp_path, traces)).account.shared))
     sent = found.ring_bytes
     assert not sent.diagonal().any()
     assert (sent[~np.eye(3, dtype=bool)] == 1 << 20).all()  # a third of 3 MiB to each
 
 
-def test_durations_and_queues_are_counted(run: Analysis) -> None:
-    found = distributions([view.costs for view in run.account.ranks])
-    assert found is not None
+def test_durations_and_queues_are_counted(run):
+    found = not_none(distributions([view.costs for view in run.account.ranks]))
     gemms = found.count[found.families.index("gemm")]
     assert gemms.sum() == 4
     assert np.flatnonzero(gemms).tolist() == [9]  # 800 µs: from 512 to 1024
@@ -102,42 +97,39 @@ def test_durations_and_queues_are_counted(run: Analysis) -> None:
     assert found.queue_share[0] > 0.5  # the host is hardly ahead
 
 
-def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
+def test_pipeline_has_the_ideal_below_the_measured_schedule():
     bars = [[["F", 0, 0.0, 5.0], ["B", 0, 12.0, 20.0]], [["F", 0, 5.0, 12.0]]]
     stages = [{"stage": k, "rank": 4 + k, "measured": mine, "ideal": mine} for k, mine in enumerate(bars)]
-    drawing = pictures.pipeline({"details": {"pipeline_step": stages}})
-    assert drawing is not None
+    drawing = not_none(pictures.pipeline({"details": {"pipeline_step": stages}}))
     texts = [s["text"] for s in drawing.shapes if s["is"] == "text"]
     assert "measured, 20.0 ms" in texts and "ideal: the same order, no waiting, 20.0 ms" in texts
     assert "stage 1 · rank 5" in texts
 
 
-def test_many_ranks_are_dots_with_a_line_at_the_median() -> None:
+def test_many_ranks_are_dots_with_a_line_at_the_median():
     own = np.full((40, 1), 100e6)
     own[37] = 150e6
     groups = np.zeros((len(GROUPS), 40, 1))
     groups[GROUPS.index("compute")] = own
-    drawing = rank_times(Grid(tuple(range(40)), (5,), groups), {"stragglers": [{"rank": 37}], "ranks": []})
-    assert drawing is not None
+    drawing = not_none(rank_times(Grid(tuple(range(40)), (5,), groups), {"stragglers": [{"rank": 37}], "ranks": []}))
     (median,) = [s for s in drawing.shapes if s["is"] == "path" and s["stroke"] == "text"]
     start, end = (float(point.split(",")[1]) for point in median["points"].split())
     plain = {s["y"] for s in drawing.shapes if s["is"] == "dot" and s["fill"] == "compute"}
     assert plain == {start} == {end}
 
 
-def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path: Path) -> None:
+def test_a_copy_on_the_device_is_not_called_one_between_host_and_device(tmp_path):
     traces = ranks()
     for n in range(4):
         traces[0].copy("DtoD (Device -> Device)", at=STEP * n - 70, start=STEP * n + 820, end=STEP * n + 860)
     found = Analysis(built_run(tmp_path, traces))
-    slices = slices_of(found.account, grid_of(found.account))
-    assert slices is not None
+    slices = not_none(slices_of(found.account, grid_of(found.account)))
     legend = dict(timeline_drawing(slices).legend)
     assert legend["copy"] == "copies"
     assert all(row["ms_per_step"] == 0 for row in found.document["step"]["budget"] if row["part"] == "copy")
 
 
-def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
+def test_every_plot_is_svg_or_says_what_is_missing(run):
     names = [name for name in dir(run) if name.startswith("plot_")]
     assert len(names) >= 15
     drawn = set()

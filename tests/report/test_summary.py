@@ -135,24 +135,10 @@ def crowded(document: Json) -> Json:
     out["run"] |= {"name": "n" * 300, "device": "d" * 300, "strategy": "ddp x " * 30, "asked_by": words, "window": 1}
     kind = {"kind": "k" * 90, "steps": 1, "step_ms": 1.0, "requests_per_step": 1.0, "tokens_per_step": 9e9}
     out["serving"] = {"kinds": [{**kind, "tokens_per_s": 9e9}] * 9, "generated_per_s": 9e9}
-    return out | {
-        "verdict_reason": words,
-        "incomplete": [words] * 9,
-        "warnings": [words] * 99,
-        "recording": {"kind": "fragment", "ranks_missing": [], "cannot_show": [words] * 3},
-        "costly_lines": [
-            {
-                "file": "t.py",
-                "line": n,
-                "module": "m" * 90,
-                "critical_ms": 1.0,
-                "saving_ms": 1.0,
-                "trains": False,
-                "pct": 20.0,
-            }
-            for n in range(9)
-        ],
-    }
+    line = {"file": "t.py", "module": "m" * 90, "critical_ms": 1.0, "saving_ms": 1.0, "trains": False, "pct": 20.0}
+    out |= {"verdict_reason": words, "incomplete": [words] * 9, "warnings": [words] * 99}
+    recording = {"kind": "fragment", "ranks_missing": [], "cannot_show": [words] * 3}
+    return out | {"recording": recording, "costly_lines": [{**line, "line": n} for n in range(9)]}
 
 
 def test_crowded_document_fits_one_screen(late: Json) -> None:

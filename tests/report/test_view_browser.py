@@ -30,38 +30,19 @@ addEventListener("message", (e) => {
 
 
 SCHEMA = TableSchema(
-    "steps",
-    "",
-    (
-        Column("name", "text", "", "a name"),
-        Column("row", "int64", "", "its place"),
-        Column("start_ns", "int64", "ns", "when it began"),
-        Column("dur_ns", "int64", "ns", "how long it took"),
+    "steps", "", (
+        Column("name", "text", "", "a name"), Column("row", "int64", "", "its place"),
+        Column("start_ns", "int64", "ns", "when it began"), Column("dur_ns", "int64", "ns", "how long it took"),
     ),
-)
+)  # fmt: skip
 BEGAN_NS = 1_700_000_000_000_000_000
 
 
 class SomeTables:
     def table(self, name: str) -> Table:
-        return table_of_rows(
-            SCHEMA,
-            [
-                Row(
-                    name=HOSTILE if row % 2 == 0 else "odd",
-                    row=row,
-                    start_ns=BEGAN_NS + row * 1000,
-                    dur_ns=row * 10_000,
-                )
-                for row in range(450)
-            ],
-        )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
+        names = (HOSTILE, "odd") * 225
+        rows = [Row(name=n, row=k, start_ns=BEGAN_NS + 1000 * k, dur_ns=10_000 * k) for k, n in enumerate(names)]
+        return table_of_rows(SCHEMA, rows)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ def sent(server: LocalServer, request: bytes) -> tuple[int, dict[str, str], byte
     return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
 
 
-def test_owner_gets_page_report_tables_and_timeline(serve: Any) -> None:
+def test_owner_gets_page_report_tables_and_timeline(serve):
     server = serve()
     base = f"/{server.token}/"
     for path, kind, part in (
@@ -87,18 +86,18 @@ def test_owner_gets_page_report_tables_and_timeline(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""])
-def test_foreign_host_is_misdirected(serve: Any, host: str) -> None:
+def test_foreign_host_is_misdirected(serve, host):
     server = serve()
     assert asked(server, f"/{server.token}/", Host=host.format(port=server.server_port))[0] == 421
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "https://{own}"])
-def test_foreign_origin_is_forbidden(serve: Any, origin: str) -> None:
+def test_foreign_origin_is_forbidden(serve, origin):
     server = serve()
     assert asked(server, f"/{server.token}/tables.json", Origin=origin.format(own=server.names[0]))[0] == 403
 
 
-def test_nothing_is_there_without_the_token(serve: Any) -> None:
+def test_nothing_is_there_without_the_token(serve):
     server = serve()
     for path in (
         "/",
@@ -121,7 +120,7 @@ TRAVERSALS = (
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-def test_no_path_leads_out_of_the_folder(serve: Any, tmp_path: Path, path: str) -> None:
+def test_no_path_leads_out_of_the_folder(serve, tmp_path, path):
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "ui" / "a").mkdir(parents=True)
     server = serve(folder_site(tmp_path / "ui"))
@@ -130,7 +129,7 @@ def test_no_path_leads_out_of_the_folder(serve: Any, tmp_path: Path, path: str) 
     assert asked(serve(), f"/{path}")[0] == 404
 
 
-def test_links_lead_nowhere(serve: Any, tmp_path: Path) -> None:
+def test_links_lead_nowhere(serve, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file.txt").write_text("secret")
     ui = tmp_path / "ui"
@@ -146,13 +145,13 @@ def test_links_lead_nowhere(serve: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"])
-def test_only_reading_is_allowed(serve: Any, method: str) -> None:
+def test_only_reading_is_allowed(serve, method):
     server = serve()
     status, headers, _ = asked(server, f"/{server.token}/", method=method)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_taken_port_leads_to_the_next(serve: Any) -> None:
+def test_taken_port_leads_to_the_next(serve):
     first = serve()
     assert first.server_port < 65535
     second = serve(port=first.server_port)
@@ -160,11 +159,11 @@ def test_taken_port_leads_to_the_next(serve: Any) -> None:
     assert asked(second, f"/{second.token}/")[0] == 200
 
 
-def test_listens_on_loopback_only(serve: Any) -> None:
+def test_listens_on_loopback_only(serve):
     assert serve().socket.getsockname()[0] == "127.0.0.1"
 
 
-def test_page_has_a_policy_and_shows_names_as_text(serve: Any) -> None:
+def test_page_has_a_policy_and_shows_names_as_text(serve):
     server = serve(ViewSite(name=HOSTILE, report_html="", tables=SomeTables(), timeline=no_timeline))
     _, headers, body = asked(server, f"/{server.token}/")
     assert HOSTILE.encode() not in body
@@ -172,13 +171,13 @@ def test_page_has_a_policy_and_shows_names_as_text(serve: Any) -> None:
     assert not re.search(r"unsafe-inline|unsafe-eval|\*", headers["Content-Security-Policy"])
 
 
-def test_what_cannot_be_made_is_said_in_one_line(serve: Any) -> None:
+def test_what_cannot_be_made_is_said_in_one_line(serve):
     server = serve(ViewSite(name="run", report_html="", tables=SomeTables(), timeline=no_timeline))
     status, _, body = asked(server, f"/{server.token}/timeline")
     assert (status, body) == (500, b"the timeline cannot be made: there are no steps\n")
 
 
-def test_tables_come_in_pages(serve: Any) -> None:
+def test_tables_come_in_pages(serve):
     server = serve()
     page = f"/{server.token}/tables/steps.json"
     found = json.loads(asked(server, f"{page}?offset=2400&limit=200")[2])
@@ -194,7 +193,7 @@ def test_tables_come_in_pages(serve: Any) -> None:
     assert [one["name"] for one in listed] == list(TABLES)
 
 
-def test_chosen_rows_come_as_pages_and_as_csv(serve: Any) -> None:
+def test_chosen_rows_come_as_pages_and_as_csv(serve):
     server = serve()
     page = f"/{server.token}/tables/steps"
     found = json.loads(asked(server, f"{page}.json?filter=what=a+step>100&sort=step&down=1&limit=2")[2])
@@ -208,7 +207,7 @@ def test_chosen_rows_come_as_pages_and_as_csv(serve: Any) -> None:
         assert asked(server, f"{page}.json{odd}")[0] == 200
 
 
-def test_timeline_is_made_once(serve: Any) -> None:
+def test_timeline_is_made_once(serve):
     made: list[int] = []
     site = ViewSite(name="r", report_html="", tables=SomeTables(), timeline=lambda: made.append(1) or b"x")  # type: ignore[func-returns-value]
     server = serve(site)

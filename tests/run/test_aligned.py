@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ HARD = {
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_waiting_and_transfer_are_recovered_within_one_percent(tmp_path: Path, name: str) -> None:
+def test_waiting_and_transfer_are_recovered_within_one_percent(tmp_path, name):
     job = HARD[name]
     run = job.run(tmp_path)
     shared = aligned(run)
@@ -51,20 +50,14 @@ def hard_job(seed: int) -> Job:
     late = [0.0] * 5
     late[rng.randrange(5)] = rng.uniform(3000, 9000)
     return Job(
-        ranks=5,
-        steps=14,
-        step_us=0.6 * SECOND,
-        late_us=late,
+        ranks=5, steps=14, step_us=0.6 * SECOND, late_us=late,
         offset_us=[rng.uniform(-10, 10) * SECOND for _ in range(5)],
-        drift_ppm=[rng.uniform(-100, 100) for _ in range(5)],
-        arrival_jitter_us=2000,
-        end_jitter_us=3,
-        seed=seed,
-    )
+        drift_ppm=[rng.uniform(-100, 100) for _ in range(5)], arrival_jitter_us=2000, end_jitter_us=3, seed=seed,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cut_and_shifted_windows_on_drifting_clocks_come_apart_too(tmp_path: Path, seed: int) -> None:
+def test_cut_and_shifted_windows_on_drifting_clocks_come_apart_too(tmp_path, seed):
     """One rank's file is cut off, another's window begins later: what both still hold is matched, all of it."""
     job, rng = hard_job(seed), random.Random(seed)
     cut, later = rng.sample(range(5), 2)
@@ -94,7 +87,7 @@ def test_cut_and_shifted_windows_on_drifting_clocks_come_apart_too(tmp_path: Pat
         assert (c.end_ns - c.start_ns - wait)[mine].sum() / 1000 == pytest.approx(truth[1], rel=0.01)
 
 
-def test_coalesced_operation_waits_for_the_latest_of_its_peers(tmp_path: Path) -> None:
+def test_coalesced_operation_waits_for_the_latest_of_its_peers(tmp_path):
     traces = [RankTrace(r, world_size=3) for r in range(3)]
     starts = (100.0, 400.0, 250.0)
     for trace in traces:
@@ -120,7 +113,7 @@ def true_moments(run: Run, matches: Matches) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("skip", [(0, 0, 1, 0), (2, 0, 0, 0), (0, 1, 2, 3)])
-def test_shifted_windows_match_the_steps_they_share(tmp_path: Path, skip: tuple[int, ...]) -> None:
+def test_shifted_windows_match_the_steps_they_share(tmp_path, skip):
     job = Job()
     run = built_run(tmp_path, job.traces(skip_steps=skip))
     matches = match_collectives(run.ranks)
@@ -130,7 +123,7 @@ def test_shifted_windows_match_the_steps_they_share(tmp_path: Path, skip: tuple[
 
 
 @pytest.mark.parametrize("steps", [True, False])
-def test_kernels_without_any_arguments_are_matched_by_order(tmp_path: Path, steps: bool) -> None:
+def test_kernels_without_any_arguments_are_matched_by_order(tmp_path, steps):
     """Old versions record neither group nor size: the range around the launch has the operation."""
     traces = []
     for rank in range(3):
@@ -167,28 +160,18 @@ def pipeline(*, coalesced: bool) -> list[RankTrace]:
                     there, ready = (r == low), base + 10_000 * k + 2000 * low
                     peer = low + 1 if there else low
                     if coalesced:
-                        trace.messages(
-                            ("send", peer),
-                            ("recv", peer),
-                            at=ready,
-                            start=ready + 100,
-                            end=ready + 600,
-                            elements=10 + k,
-                        )
-                    else:
-                        first, second = ("send", "recv") if there else ("recv", "send")
-                        trace.collective(
-                            first, at=ready, start=ready + 100, end=ready + 300, peer=peer, elements=10 + k
-                        )
-                        trace.collective(
-                            second, at=ready + 400, start=ready + 500, end=ready + 700, peer=peer, elements=10 + k
-                        )
+                        both = ("send", peer), ("recv", peer)
+                        trace.messages(*both, at=ready, start=ready + 100, end=ready + 600, elements=10 + k)
+                        continue
+                    first, second = ("send", "recv") if there else ("recv", "send")
+                    for op, at in ((first, ready), (second, ready + 400)):
+                        trace.collective(op, at=at, start=at + 100, end=at + 300, peer=peer, elements=10 + k)
         random.Random(r).shuffle(trace.events)
     return traces
 
 
 @pytest.mark.parametrize("coalesced", [False, True])
-def test_every_send_meets_its_receive(tmp_path: Path, coalesced: bool) -> None:
+def test_every_send_meets_its_receive(tmp_path, coalesced):
     run = built_run(tmp_path, pipeline(coalesced=coalesced))
     matches = match_collectives(run.ranks)
     assert len(matches) == 2 * 3 * 3 * 2, "steps x repetitions x pairs x directions"

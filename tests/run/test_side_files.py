@@ -1,10 +1,10 @@
 """Everything that the recorder writes beside the traces is read, damaged or not, and becomes evidence."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import account_of
@@ -23,16 +23,9 @@ def write(path: Path, *lines: dict[str, Any], tail: str = "") -> None:
 
 def state(step: int, *, clock: int = 1980, reasons: tuple[str, ...] = (), used: int = 3 * GB) -> dict[str, Any]:
     return {
-        "kind": "state",
-        "time_ns": 10**9 * step,
-        "step": step,
-        "sm_clock_mhz": clock,
-        "power_w": 300.0,
-        "temperature_c": 60,
-        "utilization_pct": 90,
-        "throttle_reasons": list(reasons),
-        "memory_used_bytes": used,
-    }
+        "kind": "state", "time_ns": 10**9 * step, "step": step, "sm_clock_mhz": clock, "power_w": 300.0,
+        "temperature_c": 60, "utilization_pct": 90, "throttle_reasons": list(reasons), "memory_used_bytes": used,
+    }  # fmt: skip
 
 
 def run_folder(folder: Path, *, throttled: int | None = None, used: int = 3 * GB) -> Path:
@@ -66,7 +59,7 @@ def run_folder(folder: Path, *, throttled: int | None = None, used: int = 3 * GB
     return folder
 
 
-def test_every_file_is_read(tmp_path: Path) -> None:
+def test_every_file_is_read(tmp_path):
     found = side_files(run_folder(tmp_path))
     assert [len(t) for t in found.telemetry] == [5, 5] and found.lost_lines == 0
     assert [(c.rank, c.op, c.busbw_gb_per_s) for c in found.collectives] == [(r, "all_reduce", 12.0) for r in range(2)]
@@ -76,7 +69,7 @@ def test_every_file_is_read(tmp_path: Path) -> None:
     assert log.transports == {"SHM/direct": 1} and log.warnings == ("something is wrong",)
 
 
-def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path: Path) -> None:
+def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path):
     account = account_of(load(run_folder(tmp_path)))
     found = report_json(account, diagnose(account))
     assert [d["rank"] for d in found["devices"]] == [0, 1] and found["devices"][0]["sm_clock_mhz"] == 1980
@@ -87,7 +80,7 @@ def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path: Pa
     json.dumps(found)
 
 
-def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path):
     folder = run_folder(tmp_path)
     (folder / "rank00000.telemetry.jsonl").write_text('nonsense\n{"kind": "state", "sm_clock_mhz": "fast"}\n[1]\n{}\n')
     account = account_of(load(folder))
@@ -95,12 +88,17 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     assert account.devices[0].sm_clock_mhz is None
 
 
-def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+def second_window(folder: Path) -> Path:
     later = folder / "window1"
     later.mkdir()
     for trace in folder.glob("*.trace.json.gz"):
-        (later / trace.name).write_bytes(trace.read_bytes())
+        shutil.copy(trace, later)
+    return later
+
+
+def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    later = second_window(folder)
     first = load(folder)
     assert any("window1 of this run" in line for line in first.warnings)
     second = load(later)
@@ -109,12 +107,9 @@ def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path)
     assert (first.window, second.window, first.asked_by, second.asked_by) == (0, 1, None, None)
 
 
-def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path):
     folder = run_folder(tmp_path / "run")
-    later = folder / "window1"
-    later.mkdir()
-    for trace in folder.glob("*.trace.json.gz"):
-        (later / trace.name).write_bytes(trace.read_bytes())
+    later = second_window(folder)
     why = "alarm: rank 1 is 7.90 ms late per step (1.38 x the others) since about step 340"
     described = json.loads((folder / "run.json").read_text())
     windows = [{"window": 0, "ranks": {"0": {"asked_by": None}}}, {"window": 1, "ranks": {"0": {"asked_by": why}}}]
@@ -128,7 +123,7 @@ def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) ->
     assert f"window 1, triggered by: {why}" in " ".join(summary_text(document).split())
 
 
-def test_files_beside_the_traces_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_beside_the_traces_share_one_budget(tmp_path, monkeypatch):
     folder = run_folder(tmp_path)
     monkeypatch.setattr("stepscope.run.side_files._MAX_FOLDER_BYTES", 4000)
     monkeypatch.setattr("stepscope.run.side_files._MIN_SHARE_BYTES", 1000)

@@ -65,17 +65,11 @@ def test_file_given_twice_counts_once_and_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
-        ("rank00012.pt.trace.json.gz", 12),
-        ("worker3_step_12.1694128201545.pt.trace.json.gz", 3),
-        ("ddp_rank_2_trace.json", 2),
-        ("sampled_rank-1.json.gz", 1),
-        ("host_Rank7.json", 7),
-        ("exp_r5_rank3.json", 3),
-        ("trace.json", None),
-        ("run2.json", None),
-        ("rank99999999999999999999.json", None),
+        ("rank00012.pt.trace.json.gz", 12), ("worker3_step_12.1694128201545.pt.trace.json.gz", 3),
+        ("ddp_rank_2_trace.json", 2), ("sampled_rank-1.json.gz", 1), ("host_Rank7.json", 7), ("exp_r5_rank3.json", 3),
+        ("trace.json", None), ("run2.json", None), ("rank99999999999999999999.json", None),
     ],
-)
+)  # fmt: skip
 def test_rank_in_a_file_name(name: str, rank: int | None) -> None:
     assert rank_in_name(name) == rank
 

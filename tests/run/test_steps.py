@@ -49,9 +49,7 @@ def test_profiler_steps_by_start_each_once(tmp_path: Path) -> None:
         (("iteration 7", "iteration 8"), "iteration", [7, 8]),
     ],
 )
-def test_ranges_of_the_loop_stand_in_for_steps(
-    tmp_path: Path, names: tuple[str, str], named: str, numbers: list[int]
-) -> None:
+def test_ranges_of_the_loop_stand_in_for_steps(tmp_path, names, named, numbers):
     steps = steps_of(tmp_path, [mark(names[0], 0, 90), mark(names[1], 100, 190)])
     assert steps.number.tolist() == numbers
     assert steps.named == named

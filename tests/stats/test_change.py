@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.not_none import not_none
 
-from stepscope.stats.change import Change, load_share, mean, paired, unpaired, without_waits
+from stepscope.stats.change import Change, paired, unpaired
 
 
 def run(rng: np.random.Generator, *, factor: float = 1.0, steps: int = 50) -> np.ndarray:
@@ -23,8 +24,7 @@ def alarms(compare: Callable[..., Change | None], rounds: int, *, seeds: int = 2
         rng = np.random.default_rng(seed)
         busy = np.exp(load * rng.standard_normal(rounds))
         sides = [[run(rng, factor=slow * np.exp(0.01 * rng.standard_normal())) for slow in busy] for _ in range(2)]
-        found = compare(*sides)
-        assert found is not None
+        found = not_none(compare(*sides))
         count += found.slower or found.faster
     return count
 
@@ -55,15 +55,6 @@ def test_one_disturbed_round_of_nine_hides_nothing() -> None:
     assert found is not None and found.faster and found.ratio == pytest.approx(0.5, rel=0.02)
 
 
-def test_starts_that_disagree_widen_the_interval() -> None:
-    rng = np.random.default_rng(0)
-    b = [[10 * (1.1 if k < 8 else 1.0) * (1 + 0.001 * rng.standard_normal())] for k in range(16)]
-    a = [[10.0]] * 16
-    together, by_start = (paired(a, b, starts=starts) for starts in (None, [k // 8 for k in range(16)]))
-    assert together is not None and by_start is not None
-    assert by_start.high - by_start.low > 1.5 * (together.high - together.low)
-
-
 def test_more_tests_widen_the_interval() -> None:
     rng = np.random.default_rng(1)
     sides = [[run(rng) for _ in range(5)] for _ in range(2)]
@@ -72,28 +63,7 @@ def test_more_tests_widen_the_interval() -> None:
     assert many.low < one.low < one.high < many.high
 
 
-def test_rare_long_steps_are_in_the_mean_alone() -> None:
-    a = [np.full(16, 10.0) + 0.01 * k for k in range(6)]
-    b = [np.where(np.arange(16) % 8 == 0, 40.0, x) for x in a]
-    in_mean, typical = paired(a, b, location=mean), paired(a, b)
-    assert in_mean is not None and typical is not None
-    assert in_mean.slower and not typical.slower
-
-
 def test_too_few_steps_give_their_range_and_nothing_is_certain() -> None:
-    found = paired([[10.0]], [[20.0]])
-    assert found is not None
+    found = not_none(paired([[10.0]], [[20.0]]))
     assert found.ratio == pytest.approx(2.0) and found.p_value is None and not found.slower
     assert paired([[]], [[1.0]]) is None and unpaired([], [[1.0]]) is None
-
-
-def test_waits_for_a_core_are_recognised_as_load() -> None:
-    rng = np.random.default_rng(2)
-    sides = []
-    for factor in (1.0, 1.05):
-        waits = 30 * rng.random((20, 1)) * np.ones((20, 8))
-        own = 10 * factor * (1 + 0.01 * rng.standard_normal((20, 8)))
-        sides.append([np.array(rows) for rows in zip(own + waits, waits, strict=True)])
-    assert load_share(*sides) == 1.0
-    found = paired(*([without_waits(ms, 1.0) for ms in side] for side in sides))
-    assert found is not None and found.slower and found.ratio == pytest.approx(1.05, abs=0.01)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from stepscope.cache_files import content_key
 from stepscope.cli import sql as command
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
-from stepscope.document import cache as kept
 from stepscope.document.rows import TABLES
 from stepscope.errors import UsageError
 from stepscope.run.load import Run
@@ -115,36 +114,16 @@ def test_sql_reaches_nothing_but_the_tables(run: Run, query: str, tmp_path: Path
     assert list(tmp_path.iterdir()) == [secret]
 
 
-@pytest.mark.parametrize("query", ["SELEC", "SELECT nothing FROM steps", "SELECT * FROM nothing", "", "SELECT '"])
-def test_bad_sql_is_one_line(run: Run, query: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        list(run_query(RunTables(run), query).rows)
-    assert "\n" not in str(raised.value)
-
-
 def test_the_docs_page_is_what_the_schema_says() -> None:
     assert subprocess.run([sys.executable, ROOT / "tools" / "write_tables.py", "--check"]).returncode == 0
 
-
-pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 
 QUERY = "SELECT * FROM steps"
 Ask = Callable[..., tuple[str, bool]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a run that counts as large."""
-    place = tmp_path / "run"
-    place.mkdir()
-    late_run(place)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kept, "MIN_RAW_BYTES", 1)
-        yield place
-
-
-@pytest.fixture
-def ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask(large_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return a function that gives what `stepscope sql` prints, and whether it had to read the run."""
     read: list[object] = []
     run_from = command.run_from  # type: ignore[attr-defined]
@@ -155,7 +134,7 @@ def ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(command, "run_from", counted)
 
-    def query(sql: str = QUERY, *options: str, of: Path = folder, code: int = 0) -> tuple[str, bool]:
+    def query(sql: str = QUERY, *options: str, of: Path = large_folder, code: int = 0) -> tuple[str, bool]:
         read.clear()
         assert main(["sql", str(of), sql, *options]) == code
         out, err = capsys.readouterr()
@@ -201,10 +180,10 @@ def _planted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_touch, _no_file, _damaged, _planted])
-def test_what_changed_is_read_again(folder: Path, ask: Ask, change: Callable[[Path], None]) -> None:
+def test_what_changed_is_read_again(large_folder: Path, ask: Ask, change: Callable[[Path], None]) -> None:
     first, _ = ask()
     assert not ask()[1]
-    change(folder)
+    change(large_folder)
     assert ask() == (first, True)
     assert ask() == (first, False)
 
@@ -217,29 +196,29 @@ def test_what_changed_is_read_again(folder: Path, ask: Ask, change: Callable[[Pa
         None,  # no Parquet
     ],
 )
-def test_a_file_under_the_right_key_is_still_looked_at(folder: Path, ask: Ask, content: str | None) -> None:
+def test_a_file_under_the_right_key_is_still_looked_at(large_folder: Path, ask: Ask, content: str | None) -> None:
     first, _ = ask()
-    path = table_file(folder)
+    path = table_file(large_folder)
     if content is None:
         path.write_bytes(b"PAR1" + bytes(2000) + b"PAR1")
     else:
         duckdb.sql(f"COPY ({content.format(path=path)}) TO '{path}.new' (FORMAT parquet)")
         Path(f"{path}.new").replace(path)
-    (listed,) = (folder / CACHE_FOLDER).glob("*.tables")
+    (listed,) = (large_folder / CACHE_FOLDER).glob("*.tables")
     said = json.loads(listed.read_text())
     said["tables"]["steps"] = content_key(path)
     listed.write_text(json.dumps(said))
     assert ask() == (first, True)
 
 
-def test_what_could_not_be_read_is_said_again(folder: Path, ask: Ask) -> None:
-    (folder / "rank9.json").write_text("no trace")
+def test_what_could_not_be_read_is_said_again(large_folder: Path, ask: Ask) -> None:
+    (large_folder / "rank9.json").write_text("no trace")
     first, _ = ask(code=3)
     assert "skipped " in first
     assert ask(code=3) == (first, False)
 
 
-def test_a_folder_whose_name_is_a_pattern_is_read_each_time(folder: Path, ask: Ask, tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_a_pattern_is_read_each_time(large_folder: Path, ask: Ask, tmp_path: Path) -> None:
     odd = tmp_path / "run[1]*"
-    shutil.copytree(folder, odd)
+    shutil.copytree(large_folder, odd)
     assert ask(of=odd)[1] and ask(of=odd)[1]

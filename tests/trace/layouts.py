@@ -41,18 +41,11 @@ class Layout:
 
 
 layouts = st.builds(
-    Layout,
-    newline=st.sampled_from(["\n", "\r\n"]),
-    indent=st.sampled_from([None, 0, 1, 2, 4]),
-    one_key_per_line=st.booleans(),
-    colon=st.sampled_from([":", ": ", " :\t"]),
-    comma=st.sampled_from([",", ", ", " , "]),
-    escape=st.sampled_from(["none", "non-ascii", "any"]),
-    byte_order_mark=st.booleans(),
-    top_array=st.booleans(),
-    events_at=st.integers(0, 4),
-    seed=st.integers(0, 2**32),
-)
+    Layout, newline=st.sampled_from(["\n", "\r\n"]), indent=st.sampled_from([None, 0, 1, 2, 4]),
+    one_key_per_line=st.booleans(), colon=st.sampled_from([":", ": ", " :\t"]),
+    comma=st.sampled_from([",", ", ", " , "]), escape=st.sampled_from(["none", "non-ascii", "any"]),
+    byte_order_mark=st.booleans(), top_array=st.booleans(), events_at=st.integers(0, 4), seed=st.integers(0, 2**32),
+)  # fmt: skip
 
 _text = st.text(st.characters(codec="utf-8"), max_size=40) | st.text('ab\\"/{}[],: \n\t\u2028é😀', max_size=30)
 _digits = st.text("0123456789", min_size=1, max_size=24)
@@ -87,16 +80,10 @@ _times = _usual_times | _usual_times | _usual_times | numbers() | _odd
 _arg_keys = st.sampled_from([key for column in ARGS for key in column.keys] + ["Record function id", "é", ""]) | _text
 _args = st.lists(st.tuples(_arg_keys, _values), max_size=6).map(lambda members: Pairs(tuple(members)))
 _fields = {
-    "ph": st.sampled_from("XXXXXXiMsfC") | _odd,
-    "cat": st.sampled_from(["cpu_op", "kernel", "Kernel"]) | _values,
-    "name": _text | _values,
-    "pid": st.integers(0, 10**6) | _values,
-    "tid": st.integers(0, 10**6) | _values,
-    "ts": _times,
-    "dur": _times,
-    "args": _args | _args | _args | _values,
-    "id": _values,
-}
+    "ph": st.sampled_from("XXXXXXiMsfC") | _odd, "cat": st.sampled_from(["cpu_op", "kernel", "Kernel"]) | _values,
+    "name": _text | _values, "pid": st.integers(0, 10**6) | _values, "tid": st.integers(0, 10**6) | _values,
+    "ts": _times, "dur": _times, "args": _args | _args | _args | _values, "id": _values,
+}  # fmt: skip
 
 
 @st.composite

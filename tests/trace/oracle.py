@@ -105,16 +105,10 @@ def _row(event: dict[str, Any], offset: int, base: int, counts: dict[str, int]) 
         return None
     args = event.get("args")
     return {
-        "ph": ph,
-        "cat": _text(event.get("cat")),
-        "name": _text(event.get("name")),
-        "pid": _id(event.get("pid")),
-        "tid": _id(event.get("tid")),
-        "ts_ns": ts if ts == NONE_NS else ts + base,
-        "dur_ns": dur,
-        "offset": offset,
+        "ph": ph, "cat": _text(event.get("cat")), "name": _text(event.get("name")), "pid": _id(event.get("pid")),
+        "tid": _id(event.get("tid")), "ts_ns": ts if ts == NONE_NS else ts + base, "dur_ns": dur, "offset": offset,
         "args": _args(args, counts) if isinstance(args, _Object) else {},
-    }
+    }  # fmt: skip
 
 
 def _time(value: Any) -> int:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ from stepscope.trace.table import EventKind, event_kinds
         "userbuffers_fp16_sum_inplace_gpu_rw",
     ],
 )
-def test_communication_kernels_of_all_libraries(tmp_path: Path, name: str) -> None:
+def test_communication_kernels_of_all_libraries(tmp_path, name):
     assert event_kinds(trace_of(tmp_path, [event("kernel", name)])).tolist() == [EventKind.COMM_KERNEL]
 
 
@@ -71,12 +70,12 @@ def enclosing(rows: Rows, i: int) -> int:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=25))
-def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
+def test_parent_is_the_innermost_enclosing_event(some):
     rows = sorted(((t, s, s + d) for t, s, d in some), key=lambda r: (r[0], r[1], -r[2]))
     assert parents(rows) == [enclosing(rows, i) for i in range(len(rows))]
 
 
-def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
+def test_instance_at_hand_does_not_disturb_the_end_of_the_process():
     code = (
         "import numpy as np; from stepscope.trace import scanner; ask = scanner.call_stack_parents; "
         "rows = np.arange(scanner.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert scanner._IDLE"

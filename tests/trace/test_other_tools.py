@@ -1,7 +1,6 @@
 """Traces of other tools: read where they hold device work, else refused with the tool's name and what they hold."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ BEGIN_AND_END = [{"ph": ph, "name": "add_11 Cmpt Exec", "pid": 0, "tid": 1, "ts"
         ([process(1, "python")], r"nothing to analyse in .*: no event has a duration; record"),
     ],
 )  # fmt: skip
-def test_what_a_file_without_readable_work_holds(tmp_path: Path, events: list[dict[str, Any]], said: str) -> None:
+def test_what_a_file_without_readable_work_holds(tmp_path, events, said):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     with pytest.raises(InputError, match=said) as error:
@@ -56,7 +55,7 @@ def test_what_a_file_without_readable_work_holds(tmp_path: Path, events: list[di
     assert "\n" not in str(error.value)
 
 
-def test_kernels_copies_and_calls_of_rocprof(tmp_path: Path) -> None:
+def test_kernels_copies_and_calls_of_rocprof(tmp_path):
     def row(pid: int, name: str, start_us: int, us: int) -> dict[str, Any]:
         return {"ph": "X", "name": name, "pid": str(pid), "tid": "0", "ts": str(start_us), "dur": str(us), "args": {}}
 

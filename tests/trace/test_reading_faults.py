@@ -39,9 +39,6 @@ def names(trace: Trace) -> list[str | None]:
     return [trace.text(i) for i in trace["name"].tolist()]
 
 
-# Cut files
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["json", "gzip"])
 def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) -> None:
@@ -60,9 +57,6 @@ def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) 
         for column in ("ts_ns", "dur_ns", "offset"):
             assert np.array_equal(trace[column], whole[column][: trace.num_events])
     assert not whole.quality.truncated
-
-
-# Times
 
 
 @pytest.mark.parametrize(
@@ -93,9 +87,6 @@ def test_times_are_exact_where_floats_are_not(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-# Duplicate keys
-
-
 def test_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
     twice = (
         '{"ph": "i", "name": "a", "ts": NaN, "ts": 2, "name": "b",'
@@ -106,9 +97,6 @@ def test_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
     assert trace["ts_ns"].tolist() == [2000]
     assert trace.arg("stream").values.tolist() == [6]
     assert not len(trace.arg("device").rows)
-
-
-# Bad text
 
 
 def test_bad_text_is_replaced_and_counted(tmp_path: Path) -> None:
@@ -138,9 +126,6 @@ def test_bare_quotes_in_names_are_mended(tmp_path: Path) -> None:
     assert trace.arg("stream").values.tolist() == [7]
     assert trace.quality.repaired == 2
     assert trace.quality.malformed == 0
-
-
-# Floods
 
 
 @pytest.mark.parametrize(
@@ -192,21 +177,12 @@ def test_too_many_distinct_names_are_one_line_of_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-# Around the JSON
-
-
 def test_byte_order_mark_and_trailing_garbage_are_noted(tmp_path: Path) -> None:
     trace = read_text(tmp_path, b"\xef\xbb\xbf" + text_of(event()).encode() + b"\n<html>\0\0")
     assert trace.num_events == 1
     assert trace.header == {"schemaVersion": 1, "traceName": "x"}
     assert trace.quality.notes == ("byte-order mark", "bytes after the end of the JSON are ignored")
     assert not trace.quality.truncated
-
-
-# Order
-
-
-# What is no trace
 
 
 def test_what_is_no_file_is_one_line_of_error(tmp_path: Path) -> None:
@@ -222,25 +198,14 @@ def test_what_is_no_file_is_one_line_of_error(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-# hostile damage costs linear time
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [
-        '{"x":[["aaaaaaaaaaaaaaaaaaaa"},',
-        '{"\x01',
-        '{"ph":"X","name":"',
-        '},{"ph":',
-        '],"a":',
-        '"a":[1],',
-        "]}" * 500 + '"ph":',
-        '{"ph":{"',
-        '{"a":' * 60 + "1" + "}" * 60,
-        "{\t" * 8 + '"',
+        '{"x":[["aaaaaaaaaaaaaaaaaaaa"},', '{"\x01', '{"ph":"X","name":"', '},{"ph":', '],"a":', '"a":[1],',
+        "]}" * 500 + '"ph":', '{"ph":{"', '{"a":' * 60 + "1" + "}" * 60, "{\t" * 8 + '"',
     ],
-)
+)  # fmt: skip
 def test_damage_made_to_be_slow_is_read_in_linear_time(tmp_path: Path, unit: str) -> None:
     def cpu_seconds(size: int) -> float:
         start = time.process_time()
@@ -250,9 +215,6 @@ def test_damage_made_to_be_slow_is_read_in_linear_time(tmp_path: Path, unit: str
     cpu_seconds(1 << 20)
     tries = ((cpu_seconds(1 << 20), cpu_seconds(1 << 23)) for _ in range(3))  # a busy machine may slow down one
     assert any(large < 40 * max(small, 0.01) for small, large in tries)
-
-
-# memory
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Compressed and split traces: whatever the packing, the same table; bombs are refused while they are unpacked."""
 
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def assert_equal(trace: Trace, whole: Trace) -> None:
         assert np.array_equal(trace.arg(name).values, sparse.values)
 
 
-def test_plain_gzip_and_zstd_give_the_same_table_whatever_the_name(tmp_path: Path, raw: bytes, whole: Trace) -> None:
+def test_plain_gzip_and_zstd_give_the_same_table_whatever_the_name(tmp_path, raw, whole):
     packed = {"plain.gz": raw, "gzip.json": gzip.compress(raw), "zstd.json": zstandard.compress(raw)}
     for name, data in packed.items():
         (tmp_path / name).write_bytes(data)
@@ -41,7 +40,7 @@ def test_plain_gzip_and_zstd_give_the_same_table_whatever_the_name(tmp_path: Pat
         assert not trace.quality.notes
 
 
-def test_gzip_members_and_zstd_frames_are_read_to_the_last(tmp_path: Path, raw: bytes, whole: Trace) -> None:
+def test_gzip_members_and_zstd_frames_are_read_to_the_last(tmp_path, raw, whole):
     third = len(raw) // 3
     thirds = [raw[:third], b"", raw[third : 2 * third], raw[2 * third :]]
     (tmp_path / "gzip").write_bytes(b"".join(map(gzip.compress, thirds)))
@@ -50,7 +49,7 @@ def test_gzip_members_and_zstd_frames_are_read_to_the_last(tmp_path: Path, raw: 
     assert_equal(read(tmp_path / "zstd"), whole)
 
 
-def test_bytes_after_gzip_are_noted_and_padding_is_not(tmp_path: Path) -> None:
+def test_bytes_after_gzip_are_noted_and_padding_is_not(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(text_of(event()).encode()) + b"\0" * 600)
     assert read(path).quality.notes == ()
@@ -59,9 +58,7 @@ def test_bytes_after_gzip_are_noted_and_padding_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", ["gzip", "zstd"])
-def test_cut_or_damaged_packing_keeps_what_can_be_unpacked(
-    tmp_path: Path, raw: bytes, whole: Trace, packing: str
-) -> None:
+def test_cut_or_damaged_packing_keeps_what_can_be_unpacked(tmp_path, raw, whole, packing):
     data = gzip.compress(raw) if packing == "gzip" else zstandard.compress(raw)
     half = len(data) // 2
     path = tmp_path / "trace"
@@ -85,7 +82,7 @@ BOMBS = {
 @pytest.mark.parametrize(
     ("content", "packing"), [("spaces", "gzip"), ("zeros", "zstd"), ("events", "gzip"), ("a name", "zstd")]
 )
-def test_bomb_is_refused_in_bounded_memory(tmp_path: Path, content: str, packing: str) -> None:
+def test_bomb_is_refused_in_bounded_memory(tmp_path, content, packing):
     path = tmp_path / "trace.json"
     start = b'{"traceEvents": [' + (b'{"ph": "X", "name": "' if content == "a name" else b"")
     packer = gzip.compress if packing == "gzip" else zstandard.compress

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.trace import oracle
-from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
+from tests.trace.layouts import Pairs, Raw, events, headers, layouts, written
 
 from stepscope.errors import StepscopeError, TraceError
 from stepscope.trace import read as blocks, read as reading
@@ -53,9 +53,7 @@ def check(path: Path, text: str, *, threads: int = 1) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events(), min_size=1, max_size=6), headers, layouts)
-def test_valid_trace_in_any_layout_equals_the_oracle(
-    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout
-) -> None:
+def test_valid_trace_in_any_layout_equals_the_oracle(file, some, header, layout):
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
     check(file, data.decode())
@@ -66,16 +64,10 @@ SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(events(), min_size=1, max_size=12),
-    headers,
-    layouts,
-    st.sampled_from([1, 2, 3]),
-    st.sampled_from([32, 200, 1000]),
-    st.sampled_from([16, 100, 5000]),
-)
-def test_blocks_and_threads_make_no_difference(
-    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout, threads: int, block: int, chunk: int
-) -> None:
+    st.lists(events(), min_size=1, max_size=12), headers, layouts, st.sampled_from([1, 2, 3]),
+    st.sampled_from([32, 200, 1000]), st.sampled_from([16, 100, 5000]),
+)  # fmt: skip
+def test_blocks_and_threads_make_no_difference(file, some, header, layout, threads, block, chunk):
     data = written([*some, SOUND], header, layout)
     file.write_bytes(data)
     with pytest.MonkeyPatch.context() as patched:
@@ -86,19 +78,8 @@ def test_blocks_and_threads_make_no_difference(
 
 USUAL = ("7", "12345678", "123456789012345", "1234567890123456", "0.5", "1.125")
 ODD = (
-    "0",
-    "-1",
-    "12345678901234567",
-    "9000000000000001",
-    "9" * 20,
-    "1.1251",
-    "7.0",
-    "1e3",
-    "-0.25",
-    "null",
-    '"7"',
-    "[1]",
-)
+    "0", "-1", "12345678901234567", "9000000000000001", "9" * 20, "1.1251", "7.0", "1e3", "-0.25", "null", '"7"', "[1]",
+)  # fmt: skip
 _numbers = st.sampled_from(3 * USUAL + ODD).map(Raw)
 
 
@@ -114,12 +95,8 @@ def alike(draw: st.DrawFn) -> Pairs:
     if draw(st.integers(0, 7)) == 0:
         args.append(("stream", draw(_numbers)))
     members: list[tuple[str, Any]] = [
-        ("ph", "X"),
-        ("name", "alike"),
-        ("id", draw(_numbers)),
-        ("ts", draw(_numbers)),
-        ("dur", draw(_numbers)),
-    ]
+        ("ph", "X"), ("name", "alike"), ("id", draw(_numbers)), ("ts", draw(_numbers)), ("dur", draw(_numbers)),
+    ]  # fmt: skip
     members.append(("args", Pairs(tuple(args))))
     if draw(st.integers(0, 7)) == 0:
         members.append(draw(st.sampled_from([("args", None), ("ts", 5), ("args", Pairs(())), ("name", "other")])))
@@ -134,9 +111,7 @@ def alike(draw: st.DrawFn) -> Pairs:
     layouts,
     st.sampled_from([100, 1000, 1 << 20]),
 )
-def test_events_that_differ_in_their_numbers_alone(
-    file: Path, some: list[Pairs], similar: list[Pairs], header: dict[str, Any], layout: Layout, block: int
-) -> None:
+def test_events_that_differ_in_their_numbers_alone(file, some, similar, header, layout, block):
     """Most of an event is compared with one before it: any number in it may be spelled otherwise than there."""
     data = written([*some, *similar, *some, *similar, SOUND], header | {"baseTimeNanoseconds": 0}, layout)
     file.write_bytes(data)
@@ -245,9 +220,7 @@ def test_untouched_events_survive_damage(sound: Sound, damaged_file: Path, edits
 
 @settings(max_examples=150, deadline=None)
 @given(edits=_edits)
-def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(
-    sound: Sound, damaged_file: Path, edits: list[Edit]
-) -> None:
+def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(sound, damaged_file, edits):
     damaged_file.write_bytes(damaged(sound, edits, start=0)[0])
     serial, parallel = outcome(damaged_file, 1), outcome(damaged_file, 2)
     assert type(serial) is type(parallel)

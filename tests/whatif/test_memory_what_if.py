@@ -29,13 +29,9 @@ JOB = MemoryJob(
 def moments(**changed: list[int] | None) -> Moments:
     """Memory at the end of forward, in backward and in the optimizer's step, in MB."""
     curves: dict[str, list[int] | None] = {
-        "weights": [100, 100, 100],
-        "gradients": [0, 50, 100],
-        "optimizer_state": [200, 200, 200],
-        "activations": [400, 200, 0],
-        "temporary": [10, 20, 100],
-        "kept": [5, 5, 5],
-    }
+        "weights": [100, 100, 100], "gradients": [0, 50, 100], "optimizer_state": [200, 200, 200],
+        "activations": [400, 200, 0], "temporary": [10, 20, 100], "kept": [5, 5, 5],
+    }  # fmt: skip
     by_category = {
         name: None if curve is None else np.array(curve, np.int64) * MB for name, curve in (curves | changed).items()
     }

@@ -114,23 +114,14 @@ def test_a_replay_far_from_the_measured_step_is_told(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("frobnicate=1", "straggler=off|RANK,..., load=even, overlap=perfect"),
-        ("straggler", "write straggler=off|RANK"),
-        ("straggler=", "write straggler=off|RANK"),
-        ("straggler=7", "recorded ranks (0-3)"),
-        ("straggler=0,1,2,3", "not all"),
-        ("straggler=fast", "off, or ranks"),
-        ("network=fast", "2x or 0.5x"),
-        ("network=0x", "above 0"),
-        ("bucket_mb=-3", "above 0"),
-        ("bucket_mb=1e999", "above 0"),
-        ("data=slow", "data=instant"),
-        ("overlap=some", "overlap=perfect"),
-        ("kernel:gemm=quick", "2x or 0.5x"),
-        ("kernel:conv=2x", "kernel:gemm"),
-        ("microbatches=8", "pipeline"),
+        ("straggler", "write straggler=off|RANK"), ("straggler=", "write straggler=off|RANK"),
+        ("straggler=7", "recorded ranks (0-3)"), ("straggler=0,1,2,3", "not all"), ("straggler=fast", "off, or ranks"),
+        ("network=fast", "2x or 0.5x"), ("network=0x", "above 0"), ("bucket_mb=-3", "above 0"),
+        ("bucket_mb=1e999", "above 0"), ("data=slow", "data=instant"), ("overlap=some", "overlap=perfect"),
+        ("kernel:gemm=quick", "2x or 0.5x"), ("kernel:conv=2x", "kernel:gemm"), ("microbatches=8", "pipeline"),
         ("optimizer=slow", "optimizer=fused"),
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_refused_in_one_line(late: Account, text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         what_if(late, [text])

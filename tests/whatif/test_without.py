@@ -1,7 +1,6 @@
 """Deleting a line from a simulated job: the replay says what the job without it takes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.analyze.owners.simulated import line_of, owned_run
@@ -45,7 +44,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_the_step_without_a_line_is_the_step_of_the_job_without_it(tmp_path: Path, what: str) -> None:
+def test_the_step_without_a_line_is_the_step_of_the_job_without_it(tmp_path, what):
     programs, gone = CASES[what]
     run = Analysis(owned_run(tmp_path, *programs))
     answer = run.without(*(f"train.py:{line_of(k)}" for k in gone))
@@ -54,7 +53,7 @@ def test_the_step_without_a_line_is_the_step_of_the_job_without_it(tmp_path: Pat
     assert answer.prediction.low_ns / 1000 <= after <= answer.prediction.high_ns / 1000
 
 
-def test_waiting_for_the_rank_that_has_the_line_goes_with_it(tmp_path: Path) -> None:
+def test_waiting_for_the_rank_that_has_the_line_goes_with_it(tmp_path):
     quick = [*DEVICE_BOUND, kernel(10), collective(200), WAIT, kernel(50)]
     slow = [*DEVICE_BOUND, kernel(1500), collective(200), WAIT, kernel(50)]
     run = Analysis(owned_run(tmp_path, quick, slow))
@@ -66,7 +65,7 @@ def test_waiting_for_the_rank_that_has_the_line_goes_with_it(tmp_path: Path) -> 
     assert predicted_us(on_the_other) == pytest.approx(true_us(quick, slow), rel=0.03)
 
 
-def test_collectives_stay_where_only_some_ranks_lose_a_line(tmp_path: Path) -> None:
+def test_collectives_stay_where_only_some_ranks_lose_a_line(tmp_path):
     program = [*DEVICE_BOUND, collective(900), WAIT, kernel(50)]
     run = Analysis(owned_run(tmp_path, program, program))
     answer = run.without(f"train.py:{line_of(12)}", ranks=[1])
@@ -74,7 +73,7 @@ def test_collectives_stay_where_only_some_ranks_lose_a_line(tmp_path: Path) -> N
     assert any("its collectives stay" in note for note in answer.notes)
 
 
-def test_nothing_is_saved_twice(tmp_path: Path) -> None:
+def test_nothing_is_saved_twice(tmp_path):
     run = Analysis(owned_run(tmp_path, HOST_BOUND))
     once = run.without(f"train.py:{line_of(3)}")
     twice = run.without(f"train.py:{line_of(3)}", f"train.py:{line_of(3)}")
@@ -90,14 +89,14 @@ def test_nothing_is_saved_twice(tmp_path: Path) -> None:
         ("module:layers.*", "no module was recorded"),
     ],
 )
-def test_an_owner_that_is_none_is_a_usage_error(tmp_path: Path, given: str, said: str) -> None:
+def test_an_owner_that_is_none_is_a_usage_error(tmp_path, given, said):
     run = Analysis(owned_run(tmp_path, HOST_BOUND))
     with pytest.raises(UsageError, match=r"train.py|module") as error:
         run.without(given)
     assert said in str(error.value)
 
 
-def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_path: Path) -> None:
+def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_path):
     python = Op("stall", host_us=300)
 
     def program(host_us: float) -> list[Op]:
@@ -113,7 +112,7 @@ def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_pat
     assert true - predicted_us(operator) == pytest.approx(62, rel=0.15)
 
 
-def test_a_module_is_taken_out_with_those_inside_it(tmp_path: Path) -> None:
+def test_a_module_is_taken_out_with_those_inside_it(tmp_path):
     program = [kernel(150, host_us=20) for _ in range(12)]
     run = owned_run(tmp_path, program, modules=["layers.0.bn", "layers.1.bn.scale", "layers.1.mlp"])
     answer = Analysis(run).without("module:layers.*.bn")

@@ -1,22 +1,16 @@
 """Steps with a planted share of every part, and the shares found again, with and without a device and the profiler."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.step_logs import log_lines, write_log
+from tests.not_none import not_none
 
-from stepscope.analyze.budget import (
-    PARTS,
-    RankBudget,
-    beyond_window,
-    budgets,
-    step_budget,
-)
+from stepscope.analyze.budget import PARTS, RankBudget, beyond_window, budgets, step_budget
 from stepscope.analyze.training_step import training_step
 from stepscope.run.aligned import aligned
 from stepscope.units import NS_PER_MS, ns_of_ms
@@ -227,8 +221,7 @@ def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
 
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
-    whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)
-    assert whole is not None
+    whole = not_none(step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS))
     assert whole.ns("exposed_transfer") == pytest.approx(5e6, rel=1e-3)
     assert whole.ns("data_loading") == 3e6
     assert whole.ns("forward") == 4e6 * 0.75  # 12 ms of operators and python lose 3
@@ -238,19 +231,6 @@ WINDOW = {20: 8, 21: 10, 22: 13, 23: 14, 24: 10, 25: 9, 26: 12}
 """ms by step; forward takes all but 2"""
 USUAL_MS = (16, 20, 24)
 """in turn: a busy machine"""
-
-
-def logged(step: int) -> dict[str, Any]:
-    dur_ms = WINDOW.get(step, USUAL_MS[step % 3])
-    return {
-        "step": step,
-        "start_ns": 10**9 + step * 10**8,
-        "end_ns": 10**9 + step * 10**8 + dur_ms * 10**6,
-        "dur_ns": dur_ms * 10**6,
-        "profiled": step in WINDOW,
-        "phase": "window" if step in WINDOW else "before" if step < 20 else "after",
-        "regions": {"forward_pass": {"ns": (dur_ms - 2) * 10**6, "n": 1}, "optimizer_step": {"ns": 2 * 10**6, "n": 1}},
-    }
 
 
 def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
@@ -263,14 +243,14 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
         r.annotation("Optimizer.step#SGD.step", end - 2 * MS, end)
         r.ran("aten::add_", end - 2 * MS, end)
         at = end
-    lines = [{"schema": 1, "rank": 0, "world_size": 1}, *map(logged, range(40))]
-    (tmp_path / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    times_ms = (WINDOW.get(step, USUAL_MS[step % 3]) for step in range(40))
+    lines = log_lines(({"forward_pass": ms - 2, "optimizer_step": 2} for ms in times_ms), window=range(20, 27))
+    write_log(tmp_path, 0, lines, ranks=1)
     run = built_run(tmp_path, [r], description={"schema": 1, "world_size": 1})
     (budget,) = budgets(aligned(run))
     training = training_step(run.logs)
     assert budget is not None and training is not None
     beyond = beyond_window(training, run.ranks, [budget.periods], [False])
-    whole = step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
-    assert whole is not None
+    whole = not_none(step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond))
     assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
     assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)

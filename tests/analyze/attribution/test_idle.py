@@ -72,9 +72,7 @@ def test_long_launch_after_a_synchronisation_is_not_the_synchronisations(tmp_pat
 @pytest.mark.parametrize(
     ("operators", "after"), [(True, {"after_sync": 1950}), (False, {"unknown": 1940, "after_sync": 10})]
 )
-def test_host_code_after_a_synchronisation_is_unknown_where_it_is_not_recorded(
-    tmp_path: Path, operators: bool, after: dict[str, float]
-) -> None:
+def test_host_code_after_a_synchronisation_is_unknown_where_it_is_not_recorded(tmp_path, operators, after):
     r = RankTrace()
     one_gap(r, start=1200, end=3200, at=3190)
     r.call("cudaDeviceSynchronize", 50, 1250)

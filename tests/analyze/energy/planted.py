@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines, write_log
 
 from stepscope.run.load import Run
 
@@ -84,7 +85,7 @@ def planted_run(folder: Path, plant: Plant, *, light: bool = False) -> Run | Non
     reason = "nvmlDeviceGetTotalEnergyConsumption: not supported by this device"
     facts["ranks"] = {str(r): {"energy_unknown": None if plant.counter else {"device": reason}} for r in range(2)}
     for rank in range(2):
-        write_log(folder, plant, rank)
+        write_steps(folder, plant, rank)
         write_telemetry(folder, plant, rank)
     if light:
         (folder / "run.json").write_text(json.dumps(facts))
@@ -95,16 +96,10 @@ def planted_run(folder: Path, plant: Plant, *, light: bool = False) -> Run | Non
 EPOCH_NS = 1_700_000_000 * 10**9
 
 
-def write_log(folder: Path, plant: Plant, rank: int) -> None:
-    lines: list[dict[str, Any]] = [{"schema": 1, "rank": rank, "world_size": 2}]
-    dur = int(plant.step_ms * 1e6)
-    for step in range(plant.steps):
-        at = EPOCH_NS + step * dur
-        window = 8 <= step < 14
-        phase = "before" if step < 6 else "warmup" if step < 8 else "window" if window else "after"
-        line = {"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": window, "phase": phase}
-        lines.append(line)
-    (folder / f"rank{rank:05}.steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+def write_steps(folder: Path, plant: Plant, rank: int) -> None:
+    lines = log_lines([plant.step_ms] * plant.steps, window=range(8, 14), at_ns=EPOCH_NS)
+    lines[6]["phase"] = lines[7]["phase"] = "warmup"
+    write_log(folder, rank, lines, ranks=2)
 
 
 def write_telemetry(folder: Path, plant: Plant, rank: int) -> None:

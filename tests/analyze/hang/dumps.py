@@ -16,45 +16,26 @@ class Recorder:
         self.entries: list[dict[str, Any]] = []
 
     def call(
-        self,
-        op: str,
-        *,
-        line: int,
-        group: str = "0",
-        sizes: tuple[tuple[int, ...], ...] = ((8,),),
-        dtype: str = "Float",
-        state: str = "completed",
-        p2p: bool = False,
-    ) -> "Recorder":
+        self, op: str, *, line: int, group: str = "0", sizes: tuple[tuple[int, ...], ...] = ((8,),),
+        dtype: str = "Float", state: str = "completed", p2p: bool = False,
+    ) -> "Recorder":  # fmt: skip
         """Add one call of the group."""
         seq = 1 + sum(e["process_group"][0] == group and e["is_p2p"] == p2p for e in self.entries)
+        number = len(self.entries)
+        inner = {"name": op, "filename": "torch/distributed/distributed_c10d.py", "line": 3000}
+        outer = [{"name": name, "filename": FILE, "line": at} for name, at in (("step", line), ("<module>", 99))]
+        what: dict[str, Any] = {f"{way}_sizes": [list(s) for s in sizes] for way in ("input", "output")}
+        what |= {"input_dtypes": [dtype], "output_dtypes": [dtype], "state": state, "retired": state == "completed"}
+        what |= {f"time_discovered_{when}_ns": None for when in ("started", "completed")}
         self.entries.append(
             {
-                "frames": [
-                    {"name": op, "filename": "torch/distributed/distributed_c10d.py", "line": 3000},
-                    {"name": "step", "filename": FILE, "line": line},
-                    {"name": "<module>", "filename": FILE, "line": 99},
-                ],
-                "record_id": len(self.entries),
-                "pg_id": int(group),
-                "process_group": (group, self.groups[group][0]),
-                "collective_seq_id": 0 if p2p else seq,
-                "p2p_seq_id": seq if p2p else 0,
-                "op_id": len(self.entries) + 1,
-                "profiling_name": f"nccl:{op}",
-                "time_created_ns": 1_700_000_000_000_000_000 + 10**9 * len(self.entries),
-                "input_sizes": [list(s) for s in sizes],
-                "input_dtypes": [dtype],
-                "output_sizes": [list(s) for s in sizes],
-                "output_dtypes": [dtype],
-                "state": state,
-                "time_discovered_started_ns": None,
-                "time_discovered_completed_ns": None,
-                "retired": state == "completed",
-                "timeout_ms": 600_000,
-                "is_p2p": p2p,
+                "frames": [inner, *outer], "record_id": number, "pg_id": int(group),
+                "process_group": (group, self.groups[group][0]), "collective_seq_id": 0 if p2p else seq,
+                "p2p_seq_id": seq if p2p else 0, "op_id": number + 1, "profiling_name": f"nccl:{op}",
+                "time_created_ns": 1_700_000_000_000_000_000 + 10**9 * number, "timeout_ms": 600_000, "is_p2p": p2p,
+                **what,
             }
-        )
+        )  # fmt: skip
         return self
 
     def write(self, folder: Path, *, ranks_listed: bool = True) -> None:

@@ -36,14 +36,9 @@ UNITS = ("", "", "", "", "ns", "%", "%", "%", "%", "%", "byte", "", "")
 
 
 def launch(
-    name: str,
-    *,
-    grid: str = "(64, 1, 1)",
-    sm: float = 10,
-    memory: float = 80,
-    occupancy: float = 50,
+    name: str, *, grid: str = "(64, 1, 1)", sm: float = 10, memory: float = 80, occupancy: float = 50,
     size: int = 10_000,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     return name, "(128, 1, 1)", grid, 1000.0, occupancy, sm, memory, memory, 5.0, size, 3.0, 1.0
 
 
@@ -70,12 +65,8 @@ def test_measured_kernel_has_its_metrics_in_the_table(tmp_path: Path) -> None:
     add, relu = kernels_of(run)[ADD], kernels_of(run)[RELU]
     assert (add.bound, add.bound_from, add.measured_share) == ("memory-bound", "measured", 1.0)
     assert (add.occupancy_pct, add.occupancy_from, add.sm_pct, add.dram_pct, add.tensor_pct) == (
-        50,
-        "measured",
-        10,
-        80,
-        5,
-    )
+        50, "measured", 10, 80, 5,
+    )  # fmt: skip
     assert (add.stall, add.stall_share) == ("long_scoreboard", 0.75)
     assert add.gb_per_s == pytest.approx(10.0)
     assert (relu.bound_from, relu.dram_pct, relu.measured_share) == ("family", None, 0.0)

@@ -15,13 +15,6 @@ def line(step: int, dur_ms: float, wait_ms: float | None = 0.0, **more: Any) -> 
     return {"step": step, "start_ns": start, "end_ns": start + dur, "dur_ns": dur, **usual, **more}
 
 
-def write_log(folder: Path, rank: int, lines: list[dict[str, Any]]) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / f"rank{rank:05}.steps.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in ({"schema": 1, "rank": rank}, *lines)))
-    return path
-
-
 def write_facts(folder: Path, rank: int, ended: str, **more: Any) -> None:
     (folder / f"rank{rank:05}.facts.jsonl").write_text(json.dumps({"rank": rank, "ended": ended, **more}))
 

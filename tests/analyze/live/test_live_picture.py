@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.analyze.live.runs import line, write_facts, write_log
+from tests.analyze.live.runs import line, write_facts
+from tests.analyze.step_logs import write_log
 
 from stepscope.analyze.live import explained, picture_of, states_of
 from stepscope.contract.live import BAD, BETWEEN, GOOD, LOOKS, Alarms, Frame, Stall

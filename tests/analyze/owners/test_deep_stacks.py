@@ -67,9 +67,7 @@ def test_a_thousand_frames_are_analysed_in_full(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(tmp_path, capsys):
     trace = nested(tmp_path / "rank0.json", 5000, distinct=5000)
     assert main(["code", str(trace), "--no-cache", "--json", "-"]) == 0
     out, err = capsys.readouterr()
@@ -80,9 +78,7 @@ def test_frames_beyond_the_bound_are_counted_for_the_one_around_them(
 
 
 @pytest.mark.slow
-def test_modules_nested_without_end_have_paths_of_bounded_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_modules_nested_without_end_have_paths_of_bounded_length(tmp_path, capsys):
     trace = nested(tmp_path / "rank0.json", 2000, distinct=2000, module=True)
     assert main(["report", str(trace), "--no-cache", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -65,18 +65,10 @@ def resolved(
     count = len(operators)
     ids, numbers, none = np.zeros(count, np.int32), np.zeros(count, np.int64), np.empty(0, np.int64)
     thread = OwnedThread(
-        TRAINING,
-        name=np.arange(count, dtype=np.int32),
-        depth=np.arange(count, dtype=np.int32) if nested else ids,
-        stack=ids,
-        module=ids,
-        sequence=numbers,
-        step=numbers,
-        gap_before=none,
-        gap_stack=none.astype(np.int32),
-        gap_ns=none,
-        gap_calls=none,
-    )
+        TRAINING, name=np.arange(count, dtype=np.int32), depth=np.arange(count, dtype=np.int32) if nested else ids,
+        stack=ids, module=ids, sequence=numbers, step=numbers, gap_before=none, gap_stack=none.astype(np.int32),
+        gap_ns=none, gap_calls=none,
+    )  # fmt: skip
     frame = Frame(file, line, "forward", is_user=True, line_to=line_to)
     owners = RankOwners(0, EXECUTING, "", (frame,), ((0,),), (), operators, (thread,))
     return with_operator_lines(owners, SourceText(folder)).frames[0]
@@ -86,18 +78,12 @@ def resolved(
     ("line", "line_to", "operators", "expected"),
     [
         (1, 3, ("aten::slice", "aten::unsqueeze", "aten::mul"), (3, 3)),
-        (4, 6, ("aten::select", "aten::index"), (5, 5)),
-        (4, 6, ("aten::select",), (5, 5)),
-        (4, 6, ("aten::lt",), (6, 6)),
-        (7, 10, ("aten::mul_",), (8, 9)),
-        (7, 10, ("aten::add",), (7, 10)),
-        (7, 10, ("aten::dropout",), (7, 10)),
-        (7, 10, (), (7, 10)),
+        (4, 6, ("aten::select", "aten::index"), (5, 5)), (4, 6, ("aten::select",), (5, 5)),
+        (4, 6, ("aten::lt",), (6, 6)), (7, 10, ("aten::mul_",), (8, 9)), (7, 10, ("aten::add",), (7, 10)),
+        (7, 10, ("aten::dropout",), (7, 10)), (7, 10, (), (7, 10)),
     ],
-)
-def test_operator_is_on_the_line_that_holds_its_symbol(
-    tmp_path: Path, line: int, line_to: int, operators: tuple[str, ...], expected: tuple[int, int]
-) -> None:
+)  # fmt: skip
+def test_operator_is_on_the_line_that_holds_its_symbol(tmp_path, line, line_to, operators, expected):
     found = resolved(tmp_path, line, line_to, *operators)
     assert (found.line, found.line_to) == expected
 

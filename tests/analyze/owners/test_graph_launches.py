@@ -90,9 +90,7 @@ def device_ms(run: Analysis, of: str, name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("nodes", [True, False])
 @pytest.mark.parametrize("per_layer", [True, False])
-def test_lines_and_modules_of_the_capture_hold_the_time_of_the_kernels(
-    tmp_path: Path, nodes: bool, per_layer: bool
-) -> None:
+def test_lines_and_modules_of_the_capture_hold_the_time_of_the_kernels(tmp_path, nodes, per_layer):
     run = run_of(tmp_path, replayed(nodes=nodes, per_layer=per_layer), captured(per_layer=per_layer))
     lines = device_ms(run, "code", "line")
     assert {line: lines[line] for line in ("12", "13", "14")} == {

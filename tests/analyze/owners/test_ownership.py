@@ -7,6 +7,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.planted import PlantedRank
+from tests.not_none import not_none
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.match_owners import ownership_by_frames
@@ -118,8 +119,7 @@ def test_a_step_with_more_operators_keeps_all_its_owners(owned: Ownership) -> No
 
 
 def test_host_time_is_owned_once(owned: Ownership) -> None:
-    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
-    assert found is not None
+    found = not_none(code_costs([owned], [owner_sums(owned, call_costs(owned.rank))]))
     assert found.total.host_ns == pytest.approx(STEP * 1000)
     own = sum(line.own.host_ns for line in found.lines)
     assert own + found.unowned.host_ns == pytest.approx(STEP * 1000)
@@ -143,15 +143,13 @@ def test_a_line_of_many_small_calls_has_its_own_time_only(tmp_path: Path) -> Non
     r.events = [e for e in r.events if e["ts"] < r._local_ns(4 * STEP) / 1000]
     run = built_run(tmp_path, [r])
     owned = ownership_by_frames(run.ranks[0], run.owners[0])
-    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
-    assert found is not None
+    found = not_none(code_costs([owned], [owner_sums(owned, call_costs(owned.rank))]))
     took = {line.line: line.own.host_ns for line in found.lines}
     assert took[20] == pytest.approx(400_000, rel=0.02) and took[21] == pytest.approx(100_000, rel=0.05)
 
 
 def test_costs_by_line_and_module(owned: Ownership) -> None:
-    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
-    assert found is not None
+    found = not_none(code_costs([owned], [owner_sums(owned, call_costs(owned.rank))]))
     lines = {line.owner: line for line in found.lines}
     assert lines["model.py:5"].inclusive.device_ns == 150_000
     assert lines["model.py:5"].backward.device_ns == 50_000
@@ -170,8 +168,7 @@ def test_costs_by_line_and_module(owned: Ownership) -> None:
 
 def test_what_follows_backward_is_not_its_own_where_a_range_ends_with_it(tmp_path: Path) -> None:
     owned = owners_of(tmp_path, ranged=True)
-    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
-    assert found is not None
+    found = not_none(code_costs([owned], [owner_sums(owned, call_costs(owned.rank))]))
     lines = {line.owner: line for line in found.lines}
     for line in ("tools.py:3", "tools.py:4"):  # in the step with frames each took an eleventh of backward's time
         assert lines[line].own.host_ns >= (600 - 455) / 2 * 1000
@@ -184,8 +181,7 @@ def found(node: Row, *names: str) -> Row:
 
 
 def test_callers_are_around_what_they_call(tmp_path: Path) -> None:
-    trees = account_of(owned_folder(tmp_path)).code_trees
-    assert trees is not None
+    trees = not_none(account_of(owned_folder(tmp_path)).code_trees)
     forward = found(trees.lines, "train.py:9", "train.py:10", "model.py:3")
     assert forward.device_ns == 150_000 and forward.backward_device_ns == 50_000
     assert found(trees.lines, "train.py:9").device_ns == trees.lines.device_ns == 180_000

@@ -39,16 +39,12 @@ def known(*trains: int) -> Any:
 @pytest.mark.parametrize(
     ("line", "feeds"),
     [
-        ("stats = norms(model)", False),
-        ("stats = norms(model); print(stats)", False),
-        ("history.append(norms(model))", False),
-        ("scale = 1 / norms(model)", True),
-        ("x = tokenise(x)", True),
-        ("a = norms(model); b = a + 1; scale = b", True),
-        ("self.seen = norms(model)", None),
+        ("stats = norms(model)", False), ("stats = norms(model); print(stats)", False),
+        ("history.append(norms(model))", False), ("scale = 1 / norms(model)", True), ("x = tokenise(x)", True),
+        ("a = norms(model); b = a + 1; scale = b", True), ("self.seen = norms(model)", None),
         ("return norms(model)", None),
     ],
-)
+)  # fmt: skip
 def test_value_is_followed_to_training_lines(tmp_path: Path, line: str, feeds: bool | None) -> None:
     found = source(tmp_path, LOOP.format(line=line))
     assert feeds_training(found, known(*TRAINS), ("train.py", 4)) is feeds

@@ -6,6 +6,7 @@ import pytest
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 from tests.analyze.jobs import Job, collective, ddp, fsdp, job_run, tp, training_step
 from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
+from tests.not_none import not_none
 
 from stepscope.analyze.collective_costs import rank_account
 from stepscope.analyze.parallel_strategy import Strategy, strategy_of
@@ -159,9 +160,7 @@ def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -
 
 
 def view_of(run: Run) -> Row:
-    found = pipeline_view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
-    assert found is not None
-    return found
+    return not_none(pipeline_view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks]))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +229,6 @@ def test_splitting_the_backward_shrinks_the_bubble() -> None:
         order += [("W", s, i) for i in range(microbatches - s, microbatches)]
         orders.append(order)
     made, durations = actions(orders, {"F": 1, "I": 1, "W": 1})
-    found = replayed(made, durations)
-    assert found is not None
+    found = not_none(replayed(made, durations))
     assert schedule_name(made, chunks=1) == "zero-bubble"
     assert found.mean_idle_share == pytest.approx((stages - 1) / (3 * microbatches + stages - 1), abs=0.03)

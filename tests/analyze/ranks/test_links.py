@@ -1,6 +1,5 @@
 """Communication within and between nodes, on two hosts of two ranks whose bandwidths are constructed."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,12 +27,9 @@ def job() -> list[RankTrace]:
         )
         trace.step(0, 0, 1000)
         trace.collective("allreduce", at=50, start=100, end=110, elements=250_000, group="tp")
-        trace.collective(
-            "_allgather_base", at=150, start=200, end=240, elements=125_000, out_elements=250_000, group="dp"
-        )
-        trace.collective(
-            "alltoall_base", at=250, start=300, end=350, elements=250_000, out_elements=250_000, group="pp"
-        )
+        shared = {"out_elements": 250_000, "group": "dp"}
+        trace.collective("_allgather_base", at=150, start=200, end=240, elements=125_000, **shared)  # type: ignore[arg-type]
+        trace.collective("alltoall_base", at=250, start=300, end=350, elements=250_000, group="pp")
         if rank in (0, 1):  # 0 to 1 on host a, then 1 to 2 on the other
             op, peer = ("send", 1) if rank == 0 else ("recv", 0)
             trace.collective(op, at=350, start=400, end=420, elements=250_000, group="pp", peer=peer)
@@ -48,7 +44,7 @@ def facts(**more: Any) -> dict[str, Any]:
     return {"world_size": 4, "ranks": {str(r): {"host": HOST[r], **more} for r in range(4)}}
 
 
-def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path: Path) -> None:
+def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path):
     built_run(tmp_path, job(), description=facts(network=PORTS))
     run = stepscope.load(tmp_path, cache=False)
     ops = {(c["op"], c["span"]): c["link_pct"] for c in run.document["collectives"]}
@@ -77,7 +73,7 @@ def test_each_group_is_held_against_the_link_of_its_hosts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("by", ["trace", "devices", "nothing"])
-def test_nodes_of_foreign_traces(tmp_path: Path, by: str) -> None:
+def test_nodes_of_foreign_traces(tmp_path, by):
     """Host names in the traces, or the devices of a machine that each trace lists; else nothing is claimed."""
     traces = job()
     for trace in traces:
@@ -95,7 +91,7 @@ def test_nodes_of_foreign_traces(tmp_path: Path, by: str) -> None:
     assert all(r["link_pct"] is None for r in rows if r["span"] != "within nodes"), "the network's speed is not known"
 
 
-def test_ports_of_a_host(tmp_path: Path) -> None:
+def test_ports_of_a_host(tmp_path):
     for name, speed, device in (("eth0", "25000\n", True), ("lo", "-1\n", False), ("eth1", "-1\n", True)):
         (tmp_path / "net" / name / ("device" if device else "")).mkdir(parents=True)
         (tmp_path / "net" / name / "speed").write_text(speed)

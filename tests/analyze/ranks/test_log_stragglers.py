@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.analyze.step_logs import log_lines
 
 from stepscope.analyze.log_stragglers import late_ranks, log_lateness, shows_late_ranks
 from stepscope.run.side_files import CollectiveTimes, StepLog, step_log_of
@@ -42,26 +43,15 @@ def two_ranks(rng: np.random.Generator, *, late_ms: float, steps: int = 60) -> l
 def logs_of(own: np.ndarray, in_regions: np.ndarray | None = None) -> list[StepLog]:
     """Return the logs of ranks by their own times; what of them is the work of training, where not all is."""
     step = own.max(axis=0) + TRANSFER_MS
-    ends = 10**9 + np.cumsum(step) * 1e6
+
+    def regions(k: int, mine: np.ndarray, work: np.ndarray) -> dict[str, float]:
+        found = {"gradient_sync": step[k] - mine[k], **{name: share * work[k] for name, share in IN_REGIONS.items()}}
+        return {**found, "outside": step[k] - sum(found.values())}
+
+    works = own if in_regions is None else in_regions
     return [
-        step_log_of(
-            [
-                {
-                    "step": k,
-                    "start_ns": int(ends[k] - step[k] * 1e6),
-                    "end_ns": int(ends[k]),
-                    "dur_ns": int(step[k] * 1e6),
-                    "phase": "before",
-                    "regions": {
-                        "gradient_sync": {"ns": int((step[k] - mine[k]) * 1e6), "n": 1},
-                        **{name: {"ns": int(share * work[k] * 1e6), "n": 1} for name, share in IN_REGIONS.items()},
-                    },
-                }
-                for k in range(len(step))
-            ],
-            rank=rank,
-        )
-        for rank, (mine, work) in enumerate(zip(own, own if in_regions is None else in_regions, strict=True))
+        step_log_of(log_lines(regions(k, mine, work) for k in range(len(step))), rank=rank)
+        for rank, (mine, work) in enumerate(zip(own, works, strict=True))
     ]
 
 

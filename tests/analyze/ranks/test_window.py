@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.plain_account import plain_account
+from tests.not_none import not_none
 from tests.run.traces import event, rank_of
 
 from stepscope.analyze.collective_costs import (
@@ -27,14 +28,10 @@ RECORDED = sorted(DATA.glob("h200-*/rank0.json.gz"))
 def totals(account: RankAccount | None) -> dict[str, int]:
     assert account is not None
     return {
-        "window": account.window_ns,
-        "compute": account.compute.total_ns,
-        "comm": account.comm.total_ns,
+        "window": account.window_ns, "compute": account.compute.total_ns, "comm": account.comm.total_ns,
         "memory": account.memory.total_ns if account.memory is not None else 0,
-        "exposed": account.exposed_comm.total_ns,
-        "hidden": account.hidden_comm_ns,
-        "idle": account.idle_ns,
-    }
+        "exposed": account.exposed_comm.total_ns, "hidden": account.hidden_comm_ns, "idle": account.idle_ns,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.parent.name)
@@ -48,9 +45,7 @@ CATEGORY = ("kernel", "kernel", "gpu_memcpy", "gpu_memset")
 
 
 @given(st.lists(st.tuples(SPAN, st.integers(0, 3), st.integers(1, 3)), max_size=25), st.booleans())
-def test_any_device_work_equals_the_plain_account(
-    tmp_path_factory: pytest.TempPathFactory, work: list[tuple[tuple[int, int], int, int]], with_steps: bool
-) -> None:
+def test_any_device_work_equals_the_plain_account(tmp_path_factory, work, with_steps):
     """Overlapping on one stream, out of order, empty, before and after the window: parts never exceed the wall."""
     events = [event(CATEGORY[kind], KINDS[kind], start, dur, tid=stream) for (start, dur), kind, stream in work]
     if with_steps:
@@ -73,17 +68,10 @@ def test_worked_example(tmp_path: Path) -> None:
     trace.collective("allreduce", at=20, start=400, end=700)
     trace.copy(start=650, end=800, at=30)
     trace.kernel("gemm", at=40, start=1100, end=1200)
-    account = rank_account(built_run(tmp_path, [trace]).ranks[0])
-    assert account is not None
+    account = not_none(rank_account(built_run(tmp_path, [trace]).ranks[0]))
     assert {name: ns // 1000 for name, ns in totals(account).items()} == {
-        "window": 1200,
-        "compute": 500,
-        "comm": 300,
-        "memory": 150,
-        "exposed": 150,
-        "hidden": 100,
-        "idle": 400,
-    }
+        "window": 1200, "compute": 500, "comm": 300, "memory": 150, "exposed": 150, "hidden": 100, "idle": 400,
+    }  # fmt: skip
     assert account.overlap_pct == pytest.approx(100 / 3)
     assert account.overlap_efficiency == pytest.approx(1 / 3)
     assert account.warnings == ()
@@ -95,8 +83,7 @@ def test_an_operator_around_a_collectives_call_does_not_hide_it(tmp_path: Path) 
     r.ran("ReduceFromTensorParallel", 100, 800)  # waits for the collective that it asks for
     r.ran("aten::mm", 110, 190)
     r.gloo("allreduce", at=200, start=210, end=790)
-    found = rank_account(built_run(tmp_path, [r]).ranks[0])
-    assert found is not None
+    found = not_none(rank_account(built_run(tmp_path, [r]).ranks[0]))
     assert found.compute.total_ns == 80_000
     assert found.exposed_comm.total_ns == found.comm.total_ns == 580_000
     assert found.overlap_pct == 0

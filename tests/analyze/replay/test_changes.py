@@ -10,26 +10,11 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.owners.owned_folder import owned_folder
 from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.not_none import not_none
 
 from stepscope.analysis import Analysis
 from stepscope.analyze.account import account_of
-from stepscope.analyze.replay.changes import (
-    Change,
-    evenly_spread,
-    faster_network,
-    faster_work,
-    fused_work,
-    larger_messages,
-    save_ns,
-    state_saves,
-    straggler_off,
-    without_allocator,
-    without_data_wait,
-    without_stalls,
-    without_state_saves,
-    without_syncs,
-    without_work,
-)
+from stepscope.analyze.replay import changes
 from stepscope.analyze.replay.removal import MAX_REPLAYED, Fix, predict, saving_of, together
 from stepscope.analyze.replay.replay import Replay, replay_of
 
@@ -40,9 +25,7 @@ DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), 
 
 
 def replayed(folder: Path, programs: Sequence[Sequence[Op]], **options: float) -> Replay:
-    replay = replay_of(simulate(*programs, **options).aligned(folder))  # type: ignore[arg-type]
-    assert replay is not None
-    return replay
+    return not_none(replay_of(simulate(*programs, **options).aligned(folder)))  # type: ignore[arg-type]
 
 
 def named(replay: Replay, name: str) -> list[np.ndarray]:
@@ -52,44 +35,38 @@ def named(replay: Replay, name: str) -> list[np.ndarray]:
 
 def ddp(*, compute: float = 1, host: float = 1, transfer: float = 1) -> list[Op]:
     """Return a synchronised data-parallel step, its parts longer or shorter by a factor."""
-    return [
-        *(
-            replace(
-                op,
-                host_us=op.host_us * host,
-                device_us=op.device_us * (transfer if op.what == "collective" else compute),
-            )
-            for op in DDP
-        ),
-        SYNC,
+    factor = {"collective": transfer}
+    longer = [
+        replace(op, host_us=op.host_us * host, device_us=op.device_us * factor.get(op.what, compute)) for op in DDP
     ]
+    return [*longer, SYNC]
 
 
 Programs = list[Sequence[Op]]
-CASES: dict[str, tuple[Programs, Programs, Change]] = {
-    "data": ([[Op("data", 3000), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_data_wait),
-    "data that was hidden": ([[Op("data", 500), *KERNELS]], [KERNELS], without_data_wait),
-    "stall": ([[*KERNELS, Op("stall", 4000), SYNC]], [[*KERNELS, SYNC]], without_stalls),
-    "stall of 4 ms in a step of 100": ([[*SLOW, Op("stall", 4000), SYNC]], [[*SLOW, SYNC]], without_stalls),
-    "allocator": ([[Op("alloc", 2500), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_allocator),
-    "sync in between": ([[*KERNELS, SYNC, *TINY]], [[*KERNELS, *TINY]], without_syncs),
-    "sync at the end": ([[*TINY, *KERNELS, SYNC]], [[*TINY, *KERNELS]], without_syncs),
-    "work gone": ([[*KERNELS, *TINY, SYNC]], [[*KERNELS, SYNC]], lambda r: without_work(r, named(r, "tiny"))),
+CASES: dict[str, tuple[Programs, Programs, changes.Change]] = {
+    "data": ([[Op("data", 3000), *KERNELS, SYNC]], [[*KERNELS, SYNC]], changes.without_data_wait),
+    "data that was hidden": ([[Op("data", 500), *KERNELS]], [KERNELS], changes.without_data_wait),
+    "stall": ([[*KERNELS, Op("stall", 4000), SYNC]], [[*KERNELS, SYNC]], changes.without_stalls),
+    "stall of 4 ms in a step of 100": ([[*SLOW, Op("stall", 4000), SYNC]], [[*SLOW, SYNC]], changes.without_stalls),
+    "allocator": ([[Op("alloc", 2500), *KERNELS, SYNC]], [[*KERNELS, SYNC]], changes.without_allocator),
+    "sync in between": ([[*KERNELS, SYNC, *TINY]], [[*KERNELS, *TINY]], changes.without_syncs),
+    "sync at the end": ([[*TINY, *KERNELS, SYNC]], [[*TINY, *KERNELS]], changes.without_syncs),
+    "work gone": ([[*KERNELS, *TINY, SYNC]], [[*KERNELS, SYNC]], lambda r: changes.without_work(r, named(r, "tiny"))),
     "work twice as fast": (
         [[*KERNELS, SYNC]],
         [[*[kernel(150)] * 5, SYNC]],
-        lambda r: faster_work(r, named(r, "gemm"), 0.5),
+        lambda r: changes.faster_work(r, named(r, "gemm"), 0.5),
     ),
     "work fused": (
         [[*KERNELS, *TINY]],
         [[*KERNELS, kernel(40, host_us=100)]],
-        lambda r: fused_work(r, named(r, "tiny"), launches=1, device_share=0.25),
+        lambda r: changes.fused_work(r, named(r, "tiny"), launches=1, device_share=0.25),
     ),
-    "network twice as fast": ([ddp()] * 2, [ddp(transfer=0.5)] * 2, lambda r: faster_network(r, 2)),
-    "slow device": ([ddp(), ddp(), ddp(compute=4)], [ddp()] * 3, lambda r: straggler_off(r, [2])),
-    "slow host": ([ddp(), ddp(), ddp(host=30)], [ddp()] * 3, lambda r: straggler_off(r, [2])),
-    "slow data": ([ddp(), ddp(), [Op("data", 3000), *ddp()]], [ddp()] * 3, lambda r: straggler_off(r, [2])),
-    "uneven work": ([ddp(compute=1.5), ddp(compute=0.5)], [ddp()] * 2, evenly_spread),
+    "network twice as fast": ([ddp()] * 2, [ddp(transfer=0.5)] * 2, lambda r: changes.faster_network(r, 2)),
+    "slow device": ([ddp(), ddp(), ddp(compute=4)], [ddp()] * 3, lambda r: changes.straggler_off(r, [2])),
+    "slow host": ([ddp(), ddp(), ddp(host=30)], [ddp()] * 3, lambda r: changes.straggler_off(r, [2])),
+    "slow data": ([ddp(), ddp(), [Op("data", 3000), *ddp()]], [ddp()] * 3, lambda r: changes.straggler_off(r, [2])),
+    "uneven work": ([ddp(compute=1.5), ddp(compute=0.5)], [ddp()] * 2, changes.evenly_spread),
 }
 
 
@@ -103,9 +80,9 @@ def test_prediction_equals_the_job_with_the_change(tmp_path: Path, name: str) ->
 
 def test_changes_compose(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, Op("alloc", 2000), SYNC]])
-    both = without_allocator(without_data_wait(replay))
+    both = changes.without_allocator(changes.without_data_wait(replay))
     assert both.period_ns / 1000 == pytest.approx(simulate([*KERNELS, SYNC]).period_us, rel=0.02)
-    assert without_data_wait(without_allocator(replay)).period_ns == both.period_ns
+    assert changes.without_data_wait(changes.without_allocator(replay)).period_ns == both.period_ns
 
 
 LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {
@@ -119,17 +96,20 @@ LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {
 def test_lateness_goes_from_where_it_was(tmp_path: Path, name: str) -> None:
     late = LATE_IN_ONE_PLACE[name]
     replay = replayed(tmp_path, [ddp(), ddp(), late])
-    found_us = straggler_off(replay, [2]).period_ns / 1000
+    found_us = changes.straggler_off(replay, [2]).period_ns / 1000
     assert found_us == pytest.approx(simulate(ddp(), ddp(), ddp()).period_us, rel=0.02)
 
 
 def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, SYNC]])
-    found = predict(replay, [("data=instant", Fix(without_data_wait))])
+    found = predict(replay, [("data=instant", Fix(changes.without_data_wait))])
     assert found.baseline_ns == replay.period_ns
     assert found.low_ns < found.step_ns < found.high_ns <= found.baseline_ns
     assert found.changes == ("data=instant",)
     assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
+
+
+DOWN = "DtoH (Device -> Pageable)"
 
 
 def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
@@ -142,31 +122,22 @@ def saving_run(folder: Path, *, copies: int, size_bytes: int = 4096) -> Replay:
             r.kernel("gemm", at=at + 5, start=at + 10, end=at + 1010)
         at += 1012
         for _ in range(copies):
-            r.copy(
-                "DtoH (Device -> Pageable)",
-                at=at + 100,
-                start=at + 110,
-                end=at + 160,
-                call_us=62,
-                size_bytes=size_bytes,
-            )
+            r.copy(DOWN, at=at + 100, start=at + 110, end=at + 160, call_us=62, size_bytes=size_bytes)
             at += 165
         r.step(n, begin, at)
-    found = replay_of(account_of(built_run(folder, [r])).shared)
-    assert found is not None
-    return found
+    return not_none(replay_of(account_of(built_run(folder, [r])).shared))
 
 
 def test_many_copies_to_the_host_in_a_row_save_state(tmp_path: Path) -> None:
     replay = saving_run(tmp_path, copies=20)
-    assert state_saves(replay.shared.run.ranks[0], replay.programs[0]).sum() == 20 * len(replay.steps)
-    assert save_ns(replay) > 20 * 100e3
-    assert without_state_saves(replay).period_ns == pytest.approx(1.01e6, rel=0.05)
+    assert changes.state_saves(replay.shared.run.ranks[0], replay.programs[0]).sum() == 20 * len(replay.steps)
+    assert changes.save_ns(replay) > 20 * 100e3
+    assert changes.without_state_saves(replay).period_ns == pytest.approx(1.01e6, rel=0.05)
 
 
 def test_values_read_one_by_one_are_no_state(tmp_path: Path) -> None:
     replay = saving_run(tmp_path, copies=20, size_bytes=8)
-    assert not state_saves(replay.shared.run.ranks[0], replay.programs[0]).any()
+    assert not changes.state_saves(replay.shared.run.ranks[0], replay.programs[0]).any()
 
 
 def unit_run(folder: Path, *, hooks: bool) -> Replay:
@@ -187,18 +158,16 @@ def unit_run(folder: Path, *, hooks: bool) -> Replay:
                 with r.op("aten::mm", at + 440, at + 450):
                     r.kernel("gemm", at=at + 445, start=at + 450, end=at + 460)
         ranks.append(r)
-    found = replay_of(account_of(built_run(folder, ranks)).shared)
-    assert found is not None
-    return found
+    return not_none(replay_of(account_of(built_run(folder, ranks)).shared))
 
 
 def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     marked, plain = unit_run(tmp_path / "a", hooks=True), unit_run(tmp_path / "b", hooks=False)
-    saved = marked.period_ns - larger_messages(marked).period_ns
+    saved = marked.period_ns - changes.larger_messages(marked).period_ns
     assert saved > 0.7 * 16 * 400e3
-    assert saved > plain.period_ns - larger_messages(plain).period_ns + 16 * 150e3
+    assert saved > plain.period_ns - changes.larger_messages(plain).period_ns + 16 * 150e3
 
 
 def test_fixes_that_claim_the_same_time_remove_it_once() -> None:

@@ -1,6 +1,5 @@
 """The replay of a recorded job takes as long as the job did, and its critical path names what decides the step."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+from tests.analyze.step_logs import log_lines, write_log
+from tests.not_none import not_none
 
 from stepscope.analyze.replay.removal import critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
@@ -39,8 +40,7 @@ PROGRAMS: dict[str, list[Sequence[Op]]] = {
 def replayed(folder: Path, programs: Sequence[Sequence[Op]], **options: float) -> tuple[float, Replay]:
     """Return the true period in us, and the replay."""
     job = simulate(*programs, **options)  # type: ignore[arg-type]
-    replay = replay_of(job.aligned(folder))
-    assert replay is not None
+    replay = not_none(replay_of(job.aligned(folder)))
     return job.period_us, replay
 
 
@@ -71,8 +71,7 @@ def test_step_left_out_is_predicted_from_the_others(tmp_path: Path, name: str, l
     gone = {f"ProfilerStep#{k}" for k in ((0, 1) if left_out == "first" else (8,))}
     for trace in job.traces:
         trace.events = [e for e in trace.events if e["name"] not in gone]
-    replay = replay_of(job.aligned(tmp_path))
-    assert replay is not None
+    replay = not_none(replay_of(job.aligned(tmp_path)))
     assert len(replay.steps) == 9 - len(gone)
     assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.03)
 
@@ -80,10 +79,8 @@ def test_step_left_out_is_predicted_from_the_others(tmp_path: Path, name: str, l
 def test_profiler_is_taken_out_of_a_host_bound_step(tmp_path: Path) -> None:
     """The step took 70 % without the profiler: the host's own time shrinks until the replay does too."""
     shared = simulate(PROGRAMS["host-bound"][0]).aligned(tmp_path)
-    recorded = replay_of(shared)
-    assert recorded is not None
-    replay = replay_of(shared, unprofiled_ns=0.7 * recorded.period_ns)
-    assert replay is not None
+    recorded = not_none(replay_of(shared))
+    replay = not_none(replay_of(shared, unprofiled_ns=0.7 * recorded.period_ns))
     assert replay.factor_identified
     assert replay.host_factor == pytest.approx(0.7, abs=0.01)
     assert replay.period_ns == pytest.approx(0.7 * recorded.period_ns, rel=0.01)
@@ -92,10 +89,8 @@ def test_profiler_is_taken_out_of_a_host_bound_step(tmp_path: Path) -> None:
 
 def test_device_bound_step_cannot_tell_what_the_profiler_added(tmp_path: Path) -> None:
     shared = simulate(PROGRAMS["device-bound"][0]).aligned(tmp_path)
-    recorded = replay_of(shared)
-    assert recorded is not None
-    replay = replay_of(shared, unprofiled_ns=recorded.period_ns)
-    assert replay is not None
+    recorded = not_none(replay_of(shared))
+    replay = not_none(replay_of(shared, unprofiled_ns=recorded.period_ns))
     assert not replay.factor_identified
     assert replay.host_factor < 1, "a cost per recorded event stands in for it"
     assert replay.period_ns == pytest.approx(recorded.period_ns, rel=0.001)
@@ -118,8 +113,7 @@ def test_run_without_launches_has_no_replay_and_one_without_steps_that_of_its_wi
 def test_recorded_gloo_run_is_replayed() -> None:
     """Operators and gloo's threads: the replay comes near the recorded spans of the host's steps."""
     shared = aligned(load(GLOO, cache=False))
-    replay = replay_of(shared)
-    assert replay is not None
+    replay = not_none(replay_of(shared))
     recorded = [(r.steps.end_ns[-1] - r.steps.start_ns[0]) / len(r.steps) for r in shared.run.ranks]
     assert replay.period_ns == pytest.approx(sum(recorded) / 2, rel=0.15)
     assert len(replay.meetings) == 12
@@ -137,13 +131,7 @@ def recorded(
     (trace,) = job.traces
     marks = [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
     trace.events += [{**e, "name": "forward_pass", "dur": e["dur"]} for e in marks]
-    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
-    for step, ms in enumerate(forward_ms):
-        at, dur = step * 10_000_000, 10_000_000
-        regions = {"forward_pass": {"ns": int(ms * 1e6), "n": 1}}
-        about = {"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": False, "phase": "after"}
-        lines.append({**about, "regions": regions})
-    (folder / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    write_log(folder, 0, log_lines({"forward_pass": ms, "outside": 10 - ms} for ms in forward_ms), ranks=1)
     return job.aligned(folder)
 
 
@@ -170,8 +158,7 @@ def test_nothing_is_the_profilers_where_plain_steps_take_longer_than_profiled_on
     halves = [kernel(us, host_us=HOST_US) for us in (150, 10) for _ in range(LAUNCHES // 2)]
     program = [*halves[: LAUNCHES // 2], SYNC, *halves[LAUNCHES // 2 :]]
     shared = recorded(tmp_path, [9.0] * 10 + [0.6 * PROFILED_MS] * 3, program=program)
-    profiled = replay_of(shared)
-    assert profiled is not None
+    profiled = not_none(replay_of(shared))
     for plain, factor in ((0.83, 0.6), (1.03, 1.0)):
         replay = replay_of(shared, unprofiled_ns=plain * profiled.period_ns)
         assert replay is not None and not replay.factor_identified
@@ -182,8 +169,7 @@ EXPOSED_DDP = [kernel(300), collective(500), kernel(300), collective(900), kerne
 
 
 def path_of(folder: Path, *programs: Sequence[Op]) -> Row:
-    replay = replay_of(simulate(*programs).aligned(folder))
-    assert replay is not None
+    replay = not_none(replay_of(simulate(*programs).aligned(folder)))
     path = critical_path(replay)
     assert path.ns_per_step == pytest.approx(replay.period_ns, rel=0.01), "the path covers the step"
     assert sum(s.pct for s in path.segments) == pytest.approx(100, abs=0.1)

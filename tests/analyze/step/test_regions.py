@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.step_logs import log_lines
 
 from stepscope.analyze.phases import regions
 from stepscope.analyze.training_step import training_step
@@ -55,17 +56,11 @@ def trace() -> RankTrace:
 def test_parts_are_told_apart_without_annotations(tmp_path: Path, trace: RankTrace) -> None:
     trace.kernel("older", at=None, start=-20, end=-10)
     assert found(tmp_path, trace) == {
-        "older": (Region.OTHER, False),
-        "frozen": (Region.FORWARD, False),
-        "forward": (Region.FORWARD, False),
-        "loss": (Region.BACKWARD, False),
-        "backward": (Region.BACKWARD, False),
-        "recomputed": (Region.BACKWARD, True),
-        "gradient": (Region.BACKWARD, False),
-        "engine callback": (Region.BACKWARD, False),
-        "clip": (Region.OTHER, False),
-        "adam": (Region.OPTIMIZER, False),
-    }
+        "older": (Region.OTHER, False), "frozen": (Region.FORWARD, False), "forward": (Region.FORWARD, False),
+        "loss": (Region.BACKWARD, False), "backward": (Region.BACKWARD, False), "recomputed": (Region.BACKWARD, True),
+        "gradient": (Region.BACKWARD, False), "engine callback": (Region.BACKWARD, False),
+        "clip": (Region.OTHER, False), "adam": (Region.OPTIMIZER, False),
+    }  # fmt: skip
 
 
 def test_annotations_decide_over_order(tmp_path: Path, trace: RankTrace) -> None:
@@ -106,38 +101,15 @@ def log(
 ) -> StepLog:
     """Return 60 steps of 50 ms (data 2, forward 18, backward 28, optimizer 1, 1 outside) with a window at 20 to 24."""
     rng = np.random.default_rng(rank)
-    lines: list[dict[str, Any]] = []
-    at = 10**9
+    steps, calls = [], []
     for step in range(STEPS):
-        more, idle = extra(step), waits(step)
-        calls = 4 + barrier * bool(more or idle)
-        more, idle = dict(more), dict(idle)
         factor = rng.normal(1, 0.01) * (slower_after if step >= 25 else 1.0)
-        regions = {
-            "data_loading": 2.0,
-            "forward_pass": 18 * factor,
-            "backward_pass": 28 * factor,
-            "optimizer_step": 1.0,
-        }
-        outside = 1.0 + more.pop("outside", 0.0) + idle.pop("outside", 0.0)
-        for name, ms in (*more.items(), *idle.items()):
-            regions[name] = regions.get(name, 0.0) + ms
-        dur = int((sum(regions.values()) + outside) * 1e6)
-        in_window = 20 <= step < 25
-        lines.append(
-            {
-                "step": step,
-                "start_ns": at,
-                "end_ns": at + dur,
-                "dur_ns": dur,
-                "profiled": in_window,
-                "phase": "window" if in_window else "before" if step < 20 else "after",
-                "regions": {name: {"ns": int(ms * 1e6), "n": 1} for name, ms in regions.items()},
-                "collectives": {"count": calls},
-            }
-        )
-        at += dur
-    return step_log_of(lines, rank=rank)
+        usual = {"data_loading": 2.0, "forward_pass": 18 * factor, "backward_pass": 28 * factor, "optimizer_step": 1.0}
+        parts = (usual, {"outside": 1.0}, extra(step), waits(step))
+        calls.append(4 + barrier * any(parts[2:]))
+        steps.append({name: sum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(chain(*parts))})
+    lines = log_lines(steps, window=range(20, 25))
+    return step_log_of([{**line, "collectives": {"count": n}} for line, n in zip(lines, calls, strict=True)], rank=rank)
 
 
 @pytest.mark.parametrize("cause", ["checkpoint", "evaluation", "garbage_collection", "compilation", "my_logging"])

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run, true_ns
+from tests.analyze.step_logs import log_lines
+from tests.not_none import not_none
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.phases import StepPeriods, step_periods
@@ -26,15 +28,7 @@ def noise(n: int, sigma: float = 0.5) -> Any:
 
 
 def log(rank: int, ms: Any, *, profiled: range = range(0)) -> StepLog:
-    lines = []
-    at = 0
-    for n, dur_ms in enumerate(np.asarray(ms, float)):
-        dur = round(dur_ms * NS_PER_MS)
-        lines.append(
-            {"step": n, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": n in profiled, "phase": "before"}
-        )
-        at += dur
-    return step_log_of(lines, rank=rank)
+    return step_log_of(log_lines(ms, window=profiled), rank=rank)
 
 
 def test_warm_up_is_found_and_left_out() -> None:
@@ -84,8 +78,7 @@ def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tm
     times_ms = np.full(30, 100.0)
     times_ms[10:15] = 250
     logs = [log(rank, times_ms + 2 * rank, profiled=range(10, 15)) for rank in range(2)]
-    found = steadiness(run, logs=logs)
-    assert found is not None
+    found = not_none(steadiness(run, logs=logs))
     assert found.source == "step logs"
     assert found.num_steps == 24  # the window and the step after it are left out
     assert ms(found.median_ns) == pytest.approx(101)
@@ -94,9 +87,7 @@ def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tm
 
 
 def periods(tmp_path: Path, trace: RankTrace) -> StepPeriods:
-    found = step_periods(built_run(tmp_path, [trace]).ranks[0])
-    assert found is not None
-    return found
+    return not_none(step_periods(built_run(tmp_path, [trace]).ranks[0]))
 
 
 def lagging(*, older: bool) -> RankTrace:

@@ -5,61 +5,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.not_none import not_none
 
 from stepscope.contract.operations import PEAK_PRECISIONS
-from stepscope.cost.chips import (
-    Chip,
-    Peak,
-    built_in_chips,
-    chip,
-    load_chips,
-    look_up,
-    mfu_peak,
-    shared_names,
-)
+from stepscope.cost.chips import Chip, Peak, built_in_chips, chip, load_chips, look_up, mfu_peak, shared_names
 from stepscope.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 
 
 def known_chip(name: str, **given: Any) -> Chip:
-    found = chip(name, **given)
-    assert found is not None
-    return found
+    return not_none(chip(name, **given))
 
 
 def known_peak(found: Chip, **given: Any) -> Peak:
-    peak = mfu_peak(found, **given)
-    assert peak is not None
-    return peak
+    return not_none(mfu_peak(found, **given))
 
 
 @pytest.mark.parametrize(
     ("device", "memory_bytes", "name", "tflops"),
     [
-        ("NVIDIA H200", 150109880320, "H200 SXM", 989.4),
-        ("NVIDIA H100 80GB HBM3", 85018279936, "H100 SXM", 989.4),
+        ("NVIDIA H200", 150109880320, "H200 SXM", 989.4), ("NVIDIA H100 80GB HBM3", 85018279936, "H100 SXM", 989.4),
         ("NVIDIA H100 PCIe", 84942979072, "H100 PCIe", 756),
         ("NVIDIA A100-PG509-200", 42297524224, "A100 SXM 40GB", 312),
         ("NVIDIA A100-PG509-200", 85097971712, "A100 SXM 80GB", 312),
-        ("Tesla V100-SXM2-32GB", 34079899648, "V100 SXM2 32GB", 125),
-        ("NVIDIA B200", 191503138816, "B200", 2250),
-        ("NVIDIA B300 SXM6 AC", 287416123392, "B300", 2250),
-        ("NVIDIA GH200 120GB", 102005473280, "GH200 96GB", 989.5),
+        ("Tesla V100-SXM2-32GB", 34079899648, "V100 SXM2 32GB", 125), ("NVIDIA B200", 191503138816, "B200", 2250),
+        ("NVIDIA B300 SXM6 AC", 287416123392, "B300", 2250), ("NVIDIA GH200 120GB", 102005473280, "GH200 96GB", 989.5),
         ("NVIDIA GH200 480GB", 102005473280, "GH200 96GB", 989.5),
         ("NVIDIA GeForce RTX 4090", 25393692672, "RTX 4090", 165.2),
         ("AMD Instinct MI300X", 206141652992, "MI300X", 1307.4),
-        ("AMD Instinct MI250X", 68702699520, "MI250X (one of two dies)", 191.5),
-        ("GAUDI3", None, "Gaudi 3", 1835),
+        ("AMD Instinct MI250X", 68702699520, "MI250X (one of two dies)", 191.5), ("GAUDI3", None, "Gaudi 3", 1835),
         ("AMD Instinct MI300X VF", 205571227648, "MI300X", 1307.4),
         ("Tesla V100-DGXS-32GB", 34084028416, "V100 DGX Station 32GB", 125),
-        ("NVIDIA H100", 85018279936, "H100 SXM", 989.4),
-        ("NVIDIA H100", 99875291136, "H100 NVL", 835.5),
+        ("NVIDIA H100", 85018279936, "H100 SXM", 989.4), ("NVIDIA H100", 99875291136, "H100 NVL", 835.5),
     ],
-)
+)  # fmt: skip
 def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name, tflops):
-    found = chip(device, memory_bytes=memory_bytes)
-    assert found is not None
+    found = not_none(chip(device, memory_bytes=memory_bytes))
     assert found.name == name
     assert known_peak(found).flops_per_s == pytest.approx(tflops * 1e12)
 

@@ -158,14 +158,10 @@ def _unfused_attention():
 
 def _conv_net():
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 12, 3, dilation=2, bias=False),
-        nn.ConvTranspose2d(12, 6, 3, stride=2, output_padding=1),
-        nn.Flatten(),
-        nn.LazyLinear(10),
-    )
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 12, 3, dilation=2, bias=False), nn.ConvTranspose2d(12, 6, 3, stride=2, output_padding=1),
+        nn.Flatten(), nn.LazyLinear(10),
+    )  # fmt: skip
     x = torch.randn(2, 3, 20, 20)
     net(x)
     return lambda: net(x).sum().backward()

@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.lab.bench import launch as launcher
-from stepscope.lab.bench.launch import launch, launched_by, records_of
+from stepscope.lab.bench.launch import LaunchResult, launch, launched_by, records_of
 from stepscope.run.load import load
 
 pytestmark = pytest.mark.job
@@ -31,12 +32,16 @@ def jobs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", python_path(ROOT, ROOT / "src"))
 
 
+def launched(
+    job: str, out: Path, *, ranks: int = 1, limit_s: float = HANG_S, count: int = 0, **more: Any
+) -> LaunchResult:
+    plan = {"job": f"{JOBS}:{job}", "settings": {"count": count} if count else {}}
+    return launch(plan, world_size=ranks, backend="gloo", out=out, limit_s=limit_s, **more)
+
+
 def test_records_of_all_ranks_come_back_in_order_though_one_fails_after_its_last(tmp_path: Path) -> None:
     seen: list[str] = []
-    plan = {"job": f"{JOBS}:aborts_while_it_ends", "settings": {"count": 3}}
-    result = launch(
-        plan, world_size=2, backend="gloo", out=tmp_path, limit_s=HANG_S, on_record=lambda r: seen.append(r["what"])
-    )
+    result = launched("aborts_while_it_ends", tmp_path, ranks=2, count=3, on_record=lambda r: seen.append(r["what"]))
     assert result.complete and result.exit_codes == (0, -signal.SIGABRT)
     for rank, records in enumerate(result.records):
         assert [r["number"] for r in records if r["what"] == "number"] == [0, 1, 2]
@@ -45,31 +50,26 @@ def test_records_of_all_ranks_come_back_in_order_though_one_fails_after_its_last
 
 
 def test_killed_rank_ends_the_others_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    plan = {"job": f"{JOBS}:one_is_killed", "settings": {}}
-    result = launch(plan, world_size=2, backend="gloo", out=tmp_path, limit_s=HANG_S)
+    result = launched("one_is_killed", tmp_path, ranks=2)
     assert not result.complete and "rank 1 was killed by signal 9" in (result.message or "")
     assert [r["number"] for r in result.records[0] if r["what"] == "number"] == [0]
     assert result.exit_codes[0] != 0  # None: we ended it
 
 
 def test_error_of_a_rank_is_told_in_one_line(tmp_path: Path) -> None:
-    result = launch(
-        {"job": f"{JOBS}:one_fails", "settings": {}}, world_size=2, backend="gloo", out=tmp_path, limit_s=HANG_S
-    )
+    result = launched("one_fails", tmp_path, ranks=2)
     assert "rank 1" in (result.message or "") and "ValueError: the planted error" in (result.message or "")
     assert "\n" not in (result.message or "")
 
 
 def test_full_disk_is_named_and_earlier_records_stay(tmp_path: Path) -> None:
-    result = launch(
-        {"job": f"{JOBS}:disk_is_full", "settings": {}}, world_size=1, backend="gloo", out=tmp_path, limit_s=HANG_S
-    )
+    result = launched("disk_is_full", tmp_path)
     assert "No space left on device" in (result.message or "")
     assert [r["number"] for r in result.records[0] if r["what"] == "number"] == [0]
 
 
 def test_time_limit_ends_ranks_that_hang(tmp_path: Path) -> None:
-    result = launch({"job": f"{JOBS}:hangs", "settings": {}}, world_size=1, backend="gloo", out=tmp_path, limit_s=8)
+    result = launched("hangs", tmp_path, limit_s=8)
     assert "not finished after 8 s" in (result.message or "")
     assert result.exit_codes == (None,)  # we ended it
 

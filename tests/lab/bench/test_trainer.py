@@ -15,32 +15,14 @@ from stepscope.errors import InputError, UsageError
 from stepscope.lab.bench.trainer import Events, Trainer, TrainingResult, main
 
 B3 = {
-    "num_steps",
-    "avg_step_time",
-    "min_step_time",
-    "max_step_time",
-    "throughput_samples_per_sec",
-    "tokens_per_sec",
-    "avg_loss",
-    "final_loss",
-    "peak_memory_allocated_gb",
-    "avg_memory_allocated_gb",
-    "peak_memory_reserved_gb",
-}
+    "num_steps", "avg_step_time", "min_step_time", "max_step_time", "throughput_samples_per_sec", "tokens_per_sec",
+    "avg_loss", "final_loss", "peak_memory_allocated_gb", "avg_memory_allocated_gb", "peak_memory_reserved_gb",
+}  # fmt: skip
 SMALL = [
-    "workload.name=mlp",
-    "workload.d_model=16",
-    "workload.num_layers=2",
-    "workload.batch_size=4",
-    "train.steps=12",
-    "train.lr=0.01",
-    "train.grad_accum=2",
-    "train.log_every=4",
-    "scheduler.warmup_steps=3",
-    "profile.wait=4",
-    "profile.warmup=1",
-    "profile.active=2",
-]
+    "workload.name=mlp", "workload.d_model=16", "workload.num_layers=2", "workload.batch_size=4", "train.steps=12",
+    "train.lr=0.01", "train.grad_accum=2", "train.log_every=4", "scheduler.warmup_steps=3", "profile.wait=4",
+    "profile.warmup=1", "profile.active=2",
+]  # fmt: skip
 
 
 def trained(out: Path, *more: str, profile: bool = False, resume: bool = False, **own: Any) -> TrainingResult:
@@ -142,9 +124,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         trained(tmp_path / "file" / "out")
 
 
-def test_full_disk_ends_the_logs_and_not_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_ends_the_logs_and_not_the_training(tmp_path, monkeypatch, capfd):
     def full(self: Events, step: int, values: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -13,13 +13,8 @@ from stepscope.lab.bench.config import WorkloadSpec  # noqa: E402
 from stepscope.lab.bench.workloads import Workload, counted_flops, workload  # noqa: E402
 
 SMALL: dict[str, Any] = {
-    "d_model": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "seq_len": 16,
-    "vocab_size": 64,
-    "batch_size": 2,
-}
+    "d_model": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16, "vocab_size": 64, "batch_size": 2,
+}  # fmt: skip
 KINDS = [
     ("gpt", {}),
     ("gpt", {"kv_heads": 2, "attention": "unfused"}),

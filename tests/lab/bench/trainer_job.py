@@ -10,22 +10,11 @@ import torch.distributed as dist
 from stepscope.lab.bench.trainer import Trainer
 
 SETTINGS = [
-    "workload.d_model=16",
-    "workload.num_layers=2",
-    "workload.num_heads=2",
-    "workload.seq_len=8",
-    "workload.vocab_size=32",
-    "workload.batch_size=2",
-    "train.steps=8",
-    "train.grad_accum=2",
-    "train.bucket_size_mb=0.01",
-    "scheduler.warmup_steps=2",
-    "scheduler.decay=linear",
-    "optimizer.weight_decay=0.1",
-    "profile.wait=3",
-    "profile.warmup=1",
-    "profile.active=2",
-]
+    "workload.d_model=16", "workload.num_layers=2", "workload.num_heads=2", "workload.seq_len=8",
+    "workload.vocab_size=32", "workload.batch_size=2", "train.steps=8", "train.grad_accum=2",
+    "train.bucket_size_mb=0.01", "scheduler.warmup_steps=2", "scheduler.decay=linear", "optimizer.weight_decay=0.1",
+    "profile.wait=3", "profile.warmup=1", "profile.active=2",
+]  # fmt: skip
 STRATEGIES = ("ddp", "ddp_bucketed", "pytorch_ddp", "zero1", "fsdp2_zero3")
 
 

@@ -45,9 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["dataloader", "--workers", "two"], ("two",)),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_runs(
-    words: list[str], names: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_wrong_arguments_are_named_before_anything_runs(words, names, capsys, tmp_path):
     line = said(capsys, *words, "--out", str(tmp_path / "out"))
     assert all(name in line for name in names)
     assert not (tmp_path / "out" / "results.json").exists()
@@ -61,16 +59,10 @@ def test_existing_results_are_not_overwritten(tmp_path: Path, capsys: pytest.Cap
 
 def record(variant: str, run: int, step_ms: float) -> dict[str, Any]:
     return {
-        "what": "samples",
-        "variant": variant,
-        "run": run,
-        "warmup_ms": [step_ms],
-        "step_ms": [step_ms] * 30,
-        "losses": [1.0] * 30,
-        "memory_allocated_gb": None,
-        "peak_memory_allocated_gb": None,
+        "what": "samples", "variant": variant, "run": run, "warmup_ms": [step_ms], "step_ms": [step_ms] * 30,
+        "losses": [1.0] * 30, "memory_allocated_gb": None, "peak_memory_allocated_gb": None,
         "peak_memory_reserved_gb": None,
-    }
+    }  # fmt: skip
 
 
 TRACED: dict[str, Any] = {"what": "trace", "run": None, "paths": []}
@@ -87,9 +79,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, message: str | None, *, interrupted: 
 
 
 @pytest.mark.parametrize(("interrupted", "code"), [(False, 3), (True, 130)])
-def test_partial_results_are_written_with_the_reason(
-    interrupted: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_partial_results_are_written_with_the_reason(interrupted, code, tmp_path, monkeypatch, capsys):
     ended(monkeypatch, "rank 1 was killed by signal 9", interrupted=interrupted)
     words = ["bench", "ddp", "--implementations", "ddp,pytorch_ddp", "--out", str(tmp_path / "out")]
     assert main(words) == code
@@ -142,9 +132,7 @@ def test_collectives_give_time_and_bandwidth_of_what_was_asked_for(tmp_path: Pat
         assert row["summary"]["busbw_gb_per_s"] == pytest.approx(gb_per_s / 2)
 
 
-def test_collectives_take_the_one_world_size_of_a_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collectives_take_the_one_world_size_of_a_configuration(tmp_path, capsys):
     (tmp_path / "job.toml").write_text("[ranks]\nworld_size = 1\n")
     out = str(tmp_path / "out")
     assert main(["bench", "collectives", "--config", str(tmp_path / "job.toml"), "--out", out]) == 2
@@ -159,9 +147,7 @@ SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--seq-len"
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_strategies_on_two_ranks_end_in_one_recommendation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strategies_on_two_ranks_end_in_one_recommendation(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out, as_json = tmp_path / "out", tmp_path / "strategy.json"
     some = ["--only", "zero1,zero2-bf16,zero3"]

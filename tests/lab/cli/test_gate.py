@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.owners.owned_folder import owned_folder
+from tests.analyze.step_logs import log_lines, write_log
 
 from stepscope.cli.main import main
 from stepscope.lab.cli import trials
@@ -24,16 +25,9 @@ class PlantedJob:
         self.takes_turns = False
 
     def __call__(
-        self,
-        command: Sequence[str],
-        log: Path,
-        *,
-        steps: int,
-        folder: Path | None,
-        light: bool = True,
-        turn_address: str | None = None,
-        **_: Any,
-    ) -> tuple[Path | None, str | None]:
+        self, command: Sequence[str], log: Path, *, steps: int, folder: Path | None, light: bool = True,
+        turn_address: str | None = None, **_: Any,
+    ) -> tuple[Path | None, str | None]:  # fmt: skip
         self.ran.append((tuple(command), folder))
         if self.fails:
             return None, self.fails.pop()
@@ -52,14 +46,9 @@ class PlantedJob:
             while more := steps_of_turn(turn_address, **report):
                 self.turns.append((log.stem[-4:], more))
                 steps += more
-        lines: list[dict[str, Any]] = [{"schema": 1, "rank": 0, "world_size": 1, "created_ns": 0}]
-        at = 0
-        for n in range(steps):
-            dur = round(1e6 * cost * (1 + 0.004 * ((7 * n + 3 * len(self.ran)) % 5 - 2)))
-            times = {"start_ns": at, "end_ns": at + dur, "dur_ns": dur, "device_ns": None}
-            lines.append({"step": n, **times, "profiled": False, "phase": "before", "regions": {}})
-            at += dur
-        (out / "rank00000.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        noise = ((7 * n + 3 * len(self.ran)) % 5 - 2 for n in range(steps))
+        lines = log_lines((cost * (1 + 0.004 * one) for one in noise), window=range(steps, steps), at_ns=0)
+        write_log(out, 0, lines, ranks=1, created_ns=0)
         return out, None
 
 
@@ -178,9 +167,7 @@ def test_one_failed_start_is_repeated_and_two_are_an_error(job: PlantedJob, caps
         (["--base", "a", "--head", "b", "--false-alarms", "60"], "below 50"),
     ],
 )
-def test_wrong_use_is_one_line(
-    words: list[str], said: str, job: PlantedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use_is_one_line(words, said, job, capsys):
     assert main(["gate", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not job.ran

@@ -63,16 +63,9 @@ def test_summary_outputs_and_exit_code(tmp_path: Path, code: int, ends: int) -> 
     assert outputs["verdict"] == ("regression" if code == 1 else "undecided")
     assert Path(outputs["json"]).is_file() and Path(outputs["bencher"]).is_file()
     assert ("::error::" in done.stdout) == (code == 1)
-
-
-def test_command_arrives_as_one_word_and_options_as_given(tmp_path: Path) -> None:
-    _, files = run_script(tmp_path, code=0)
     words = json.loads(files["SEEN"])
-    assert words[0] == "gate" and words[words.index("--") + 1 :] == [
-        "bash",
-        "-c",
-        "python 'my train.py'; echo $((1+1))",
-    ]
+    assert words[0] == "gate"
+    assert words[words.index("--") + 1 :] == ["bash", "-c", "python 'my train.py'; echo $((1+1))"]
     taken = command_parser("gate").parse_args(words[1:])
     assert (taken.base, taken.threshold, taken.false_alarms, taken.rounds) == ("HEAD", 5.0, 1.0, 8)
 

@@ -13,6 +13,7 @@ from tests.job_environment import python_path
 from tests.limits import HANG_S
 from tests.made_once import made_once
 from tests.one_rank_group import one_rank_group
+from tests.record.script_runs import json_lines
 
 from stepscope.record.collectives import CollectiveTap, LiveCollectives
 from stepscope.run.side_files import side_files
@@ -42,10 +43,6 @@ def run_job(folder):
     assert [rank.returncode for rank in ranks] == [0, 0], errors
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.job
 def test_a_steps_bytes_include_those_of_ddps_reducer(job):
     lines = json.loads((job / "lines0.json").read_text())["lines"]
@@ -60,7 +57,7 @@ def test_a_steps_bytes_include_those_of_ddps_reducer(job):
 @pytest.mark.job
 def test_every_operation_has_its_count_bytes_and_bandwidth(job):
     for rank, (send, other) in enumerate((("send", "recv"), ("recv", "send"))):
-        found, *operations = lines_of(job / f"rank0000{rank}.collectives.jsonl")
+        found, *operations = json_lines(job / f"rank0000{rank}.collectives.jsonl")
         assert found["rank"] == rank
         assert found["groups"][0]["ranks"] == [0, 1]
         rows = {row["operation"]: row for row in operations}
@@ -90,7 +87,7 @@ def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_pa
     dist.all_reduce(torch.ones(5))
     live.on_step_end(0)
     live.on_close(tmp_path, 0)
-    found, *operations = lines_of(tmp_path / "rank00000.collectives.jsonl")
+    found, *operations = json_lines(tmp_path / "rank00000.collectives.jsonl")
     assert "no such thing" in found["notes"][0]
     assert operations[0]["bytes"] == 20
 

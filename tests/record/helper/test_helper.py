@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.limits import HANG_S
+from tests.limits import HANG_S, until
 
 from stepscope.record.helper.open_run import Outbox
 from stepscope.record.helper.scratch import MARKER, make_scratch, remove_scratch, sweep_scratch
@@ -40,7 +40,7 @@ def probed(store: Any, *, ahead_ns: int) -> list[dict[str, Any] | None]:
     return found
 
 
-def test_works_over_the_store_that_jobs_have() -> None:
+def test_works_over_the_store_that_jobs_have():
     dist = pytest.importorskip("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
@@ -53,7 +53,7 @@ def facts(rank: int, **more: Any) -> dict[str, Any]:
     return {"rank": rank, "created_ns": 10**18 + rank, "host": f"node{rank // 2}", "files": [], "steps": steps, **more}
 
 
-def test_flops_are_those_of_the_whole_job_without_recomputation() -> None:
+def test_flops_are_those_of_the_whole_job_without_recomputation():
     plain = facts(0, flops={"events": 1, "total": 290, "forward": 100})
     checkpointed = facts(1, flops={"events": 1, "total": 400, "forward": 100})
     run = run_description([plain, checkpointed], world_size=2, ended=True)
@@ -61,7 +61,7 @@ def test_flops_are_those_of_the_whole_job_without_recomputation() -> None:
     assert run["hardware_flops_per_step"] == 690
 
 
-def test_tokens_of_one_replica_count_once() -> None:
+def test_tokens_of_one_replica_count_once():
     found = [facts(r, tokens_per_step=1000, ranks_per_replica=2) for r in range(4)]
     assert run_description(found, world_size=4, ended=True)["tokens_per_step"] == 2000
 
@@ -86,31 +86,24 @@ def open_box(tmp_path: Path, **more: Any) -> tuple[Outbox, Path]:
     return box, Path(replies.get(timeout=HANG_S)["folder"])
 
 
-def wait_until(what: Any, within_s: float = HANG_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
+def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path):
     box, folder = open_box(tmp_path)
     box.put_step(line(0))
     log = folder / "rank00000.steps.jsonl"
-    wait_until(lambda: log.read_text().count("\n") == 2)
+    until(lambda: log.read_text().count("\n") == 2)
     os.kill(box.helper_pid, signal.SIGKILL)
 
     def dropped() -> int:
         box.put_step(line(1))
         return box.dropped
 
-    wait_until(dropped)
+    until(dropped)
     box.finish(own_wait_s=5, grace_s=5)
     assert not (folder / "run.json").exists()
     assert json.loads(log.read_text().splitlines()[1])["step"] == 0
 
 
-def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> None:
+def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path):
     launch = {"out": str(tmp_path / "run"), "launch_id": "b", "attempt": "0"}
     boxes = []
     for rank in (1, 0):
@@ -120,7 +113,7 @@ def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> N
         boxes[-1].put_step('{"schema": 1}', *map(line, range(3)))
     boxes[0]._close_pipe()  # as the end of its process does
     boxes[1].put({"do": "claim", "run_id": "a", **launch})
-    wait_until(lambda: (tmp_path / "run" / "rank00001.facts.jsonl").exists())
+    until(lambda: (tmp_path / "run" / "rank00001.facts.jsonl").exists())
     boxes[1].put({"do": "close"})
     assert boxes[1].finish(own_wait_s=HANG_S, grace_s=HANG_S)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -137,14 +130,14 @@ def test_T9_rank_killed_before_it_knows_the_folder_is_named(tmp_path: Path) -> N
         ([("closed", 900, None), ("killed", 100, None)], ["rank 1 was killed, after 9 steps"]),
     ],
 )
-def test_T9_rank_killed_first_is_named(ends: list[tuple[str, int, str | None]], said: list[str]) -> None:
+def test_T9_rank_killed_first_is_named(ends, said):
     found = [facts(k, ended=how, ended_ns=10**6 * ms, failure=why) for k, (how, ms, why) in enumerate(ends)]
     run = run_description(found, world_size=2, ended=True)
     assert run["warnings"] == said and run["ended"] and not run["finished"]
 
 
 @pytest.mark.slow
-def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path) -> None:
+def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path):
     box, folder = open_box(tmp_path)
     os.kill(box.helper_pid, signal.SIGSTOP)
     long_line = line(1)[:-1] + f', "x": "{"y" * 900}"}}'
@@ -153,13 +146,13 @@ def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path)
     assert box.dropped > 0 and len(box._held) <= 1 << 20
     assert not box.finish(own_wait_s=0.2, grace_s=0.1)  # it returns although nobody reads
     os.kill(box.helper_pid, signal.SIGCONT)
-    wait_until(lambda: (folder / "run.json").exists())
+    until(lambda: (folder / "run.json").exists())
     entries = (folder / "rank00000.steps.jsonl").read_text().splitlines()
     assert len(entries) + box.dropped == 4_001
     assert all(json.loads(entry) for entry in entries)
 
 
-def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
+def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared():
     for slower, is_beyond in ((1.0, False), (1.2, True)):
         steps = StepStatistics()
         for step in range(60):
@@ -182,9 +175,7 @@ def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_com
         (({"before": 6_000}, None), False),  # not known
     ],
 )
-def test_launches_and_not_steps_show_that_the_profiler_is_still_attached(
-    launches: tuple[dict[str, int] | None, ...], is_attached: bool
-) -> None:
+def test_launches_and_not_steps_show_that_the_profiler_is_still_attached(launches, is_attached):
     longer = {"ratio": 1.3, "low": 1.2, "high": 1.4, "why": None}
     found = [facts(rank, device={"kind": "cuda"}, launch_ns=taken) for rank, taken in enumerate(launches)]
     for one in found:
@@ -197,7 +188,7 @@ def test_launches_and_not_steps_show_that_the_profiler_is_still_attached(
     assert run["ranks"]["0"]["launch_ns"] == launches[0]
 
 
-def test_the_median_launch_counts_and_the_first_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_launch_counts_and_the_first_ones_do_not(monkeypatch):
     now_ns, taken_ns = 0, iter([50_000] * 8 + [6_000] * 15 + [7_000] * 2 + [90_000] * 15)
 
     def launch() -> None:
@@ -208,7 +199,7 @@ def test_the_median_launch_counts_and_the_first_ones_do_not(monkeypatch: pytest.
     assert launch_ns(launch) == 7_000 and next(taken_ns, None) is None
 
 
-def test_a_helper_that_cannot_start_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_helper_that_cannot_start_says_so_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "#!/bin/sh\nexit 7\n"))
     replies: queue.Queue[dict[str, Any]] = queue.Queue()
     box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch"))
@@ -240,7 +231,7 @@ def owner_of_one(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path: Path) -> None:
+def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path):
     real = make_scratch(str(tmp_path))
     marker = (real / MARKER).read_bytes()
     for name, make in (
@@ -260,7 +251,7 @@ def test_T33_a_marker_that_is_not_ours_protects_its_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_T33_a_folder_of_another_user_is_kept(tmp_path: Path) -> None:
+def test_T33_a_folder_of_another_user_is_kept(tmp_path):
     process, folder = owner_of_one(tmp_path)
     process.kill()
     process.wait()
@@ -270,7 +261,7 @@ def test_T33_a_folder_of_another_user_is_kept(tmp_path: Path) -> None:
     assert sweep_scratch(tmp_path) == [folder.name]
 
 
-def test_T8_scratch_of_a_killed_job_is_swept_and_of_a_living_one_kept(tmp_path: Path) -> None:
+def test_T8_scratch_of_a_killed_job_is_swept_and_of_a_living_one_kept(tmp_path):
     process, folder = owner_of_one(tmp_path)
     (folder / "window0.json.tmp").touch()
     mine = make_scratch(str(tmp_path))
@@ -285,7 +276,7 @@ def test_T8_scratch_of_a_killed_job_is_swept_and_of_a_living_one_kept(tmp_path: 
 
 
 @pytest.mark.job
-def test_T33_record_runs_beside_them_and_without_a_temporary_folder(tmp_path: Path) -> None:
+def test_T33_record_runs_beside_them_and_without_a_temporary_folder(tmp_path):
     theirs = tmp_path / "tmp" / "stepscope-12345678901234567890-mine"
     theirs.mkdir(parents=True)
     command = [sys.executable, "-m", "stepscope.cli.main", "record", "--", sys.executable, "-c", "print('ran')"]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.limits import HANG_S
+from tests.limits import until
+from tests.record.script_runs import json_lines
 
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.telemetry import Nvml, Rapl, RocmSmi, Telemetry
@@ -86,19 +87,8 @@ class FakeLibrary:
         return call
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def no_rapl():
     raise OSError("no processor energy counters")
-
-
-def wait_until(true):
-    deadline = time.monotonic() + HANG_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def a_clock(step_ns=10**8):
@@ -123,10 +113,10 @@ def test_readings_give_the_planted_joules(tmp_path):
         readers={"cuda": lambda device: Nvml(device, library)},
         period_s=0.002,
     )
-    wait_until(lambda: len(telemetry._energy.rows) > 20)
+    until(lambda: len(telemetry._energy.rows) > 20)
     telemetry.end()
     telemetry.write(tmp_path / "t.jsonl")
-    device, about, *found = rows(tmp_path / "t.jsonl")
+    device, about, *found = json_lines(tmp_path / "t.jsonl")
     assert (device["uuid"], device["max_sm_clock_mhz"], about["device"]) == ("GPU-right", 1980, "nvml")
     energy = [row for row in found if row["kind"] == "energy"]
     spent_j = energy[-1]["energy_j"] - energy[0]["energy_j"]
@@ -147,13 +137,13 @@ def test_readings_give_the_planted_joules(tmp_path):
 def test_a_device_without_a_counter_has_a_reason(library, why, tmp_path):
     readers = {"cuda": lambda device: Nvml(device, library)}
     telemetry = Telemetry({"kind": "cuda", "index": 0}, reads_host=True, readers=readers, rapl=no_rapl, period_s=0.002)
-    wait_until(lambda: "host" in telemetry.reasons)
+    until(lambda: "host" in telemetry.reasons)
     telemetry.end()
     assert telemetry.reasons == {"device": why, "host": "no processor energy counters"}
     assert "energy_j" not in telemetry.reading()
     telemetry.write(tmp_path / "t.jsonl")
     if not library.init:  # its state is known
-        assert {row["kind"] for row in rows(tmp_path / "t.jsonl")} == {"device", "counters", "state"}
+        assert {row["kind"] for row in json_lines(tmp_path / "t.jsonl")} == {"device", "counters", "state"}
 
 
 def test_a_long_job_keeps_its_first_minutes_and_ever_fewer_later_readings(monkeypatch):
@@ -164,7 +154,7 @@ def test_a_long_job_keeps_its_first_minutes_and_ever_fewer_later_readings(monkey
     telemetry = Telemetry(
         {"kind": "cuda", "index": 0}, reads_host=False, readers=readers, period_s=0.0001, clock=library.clock
     )
-    wait_until(lambda: library.last_ns > 10**18 + 4000 * 10**9)  # over an hour of the planted clock
+    until(lambda: library.last_ns > 10**18 + 4000 * 10**9)  # over an hour of the planted clock
     telemetry.end()
     times = [row["time_ns"] for row in telemetry._energy.rows]
     assert len(times) <= 90 and times == sorted(times)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.limits import HANG_S
+from tests.record.script_runs import TRAIN, step_lines
 
 from stepscope.contract.run_folder import RUN_JSON, steps_file, trace_file
 from stepscope.run.load import load
@@ -19,34 +20,21 @@ pytestmark = pytest.mark.job
 
 HERE = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-MODEL = """
-import torch, torch.distributed as dist
-def train(steps=8):
-    model = torch.nn.Linear(4, 1)
-    if dist.is_initialized():
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-"""
 SPAWNED = (
-    MODEL
+    TRAIN
     + """
 def main(rank, store):
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
     train()
 if __name__ == "__main__":
-    import sys, torch.multiprocessing as mp
+    import torch.multiprocessing as mp
     mp.start_processes(main, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
     sys.exit(7)
 """
 )
 CRASHES_ONCE = (
-    MODEL
+    TRAIN
     + """
-import os
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]  # a store of its own: gloo's addresses of the first try are stale
 dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{restart}", rank=int(os.environ["RANK"]),
                         world_size=2)
@@ -59,9 +47,9 @@ dist.destroy_process_group()
 """
 )
 OTHER_HOST = (
-    MODEL
+    TRAIN
     + """
-import functools, os, time
+import functools
 import stepscope.record.helper.side_channel as probe
 host = os.environ["GROUP_RANK"]
 probe.boot_id = lambda: "host " + host
@@ -75,28 +63,18 @@ dist.destroy_process_group()
 """
 )
 
-STEP = """
-import os, sys, threading, time, torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def step():
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-"""
 FORKS = (
-    STEP
+    TRAIN
     + """
-def leave():
-    threading.Event.wait = lambda *_: os._exit(99)  # nothing is worth a wait in a child that leaves
-    sys.exit(3)
-for number in range(8):
-    step()
-    if number in (0, 3, 7):  # before the folder is known, inside the window, after it
-        child = os.fork()
-        if child == 0:
-            leave()
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def fork(step):
+    if step not in (0, 3, 7):  # before the folder is known, inside the window, after it
+        return
+    child = os.fork()
+    if child == 0:
+        threading.Event.wait = lambda *_: os._exit(99)  # nothing is worth a wait in a child that leaves
+        sys.exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+train(8, fork)
 """
 )
 SECRETS = ["hf_planted", "pw_planted", "user_planted", "jwt_planted", "query_planted", "url_planted", "port_planted"]
@@ -108,11 +86,6 @@ def record(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> 
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=HANG_S)
 
 
-def step_log(folder: Path, rank: int) -> list[dict[str, Any]]:
-    lines = (folder / steps_file(rank)).read_text().splitlines()
-    return [json.loads(line) for line in lines[1:]]
-
-
 def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
     done = record(
         "--out", "run", "--steps", "20:22", "--", *TORCHRUN, HERE / "hand_timed_job.py", tmp_path, cwd=tmp_path
@@ -121,7 +94,7 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for rank in range(2):
         by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
-        found = step_log(run, rank)
+        found = step_lines(run, rank)
         assert len(found) == len(by_hand) == 24
         steady = [i for i, line in enumerate(found) if i >= 3 and line["phase"] == "before"]
         for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
@@ -142,7 +115,7 @@ def test_ranks_made_by_the_script_are_recorded_and_the_exit_code_is_the_scripts(
     (tmp_path / "train.py").write_text(SPAWNED)
     done = record("--light", "--", sys.executable, "train.py", tmp_path / "store", method, cwd=tmp_path)
     assert done.returncode == 7, done.stderr
-    assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+    assert [len(step_lines(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
 
 
 def test_an_elastic_restart_is_a_run_of_its_own(tmp_path: Path) -> None:
@@ -150,7 +123,7 @@ def test_an_elastic_restart_is_a_run_of_its_own(tmp_path: Path) -> None:
     done = record("--light", "--out", "run", "--", *TORCHRUN, "--max-restarts=1", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for folder, steps in (("run", 5), ("run-2", 13)):
-        killed, crashed = (len(step_log(tmp_path / folder, rank)) for rank in range(2))
+        killed, crashed = (len(step_lines(tmp_path / folder, rank)) for rank in range(2))
         assert crashed == steps
         assert killed == steps or (folder == "run" and killed == steps - 1)  # a killed rank may lose its last line
         assert json.loads((tmp_path / folder / RUN_JSON).read_text())["world_size"] == 2
@@ -187,7 +160,7 @@ def _each(ranks: Any) -> list[dict[str, Any]]:
 
 
 def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MODEL + "train(4)\n")
+    (tmp_path / "train.py").write_text(TRAIN + "train(4)\n")
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import builtins; builtins.other_ran = True; print('other ran')")
@@ -195,7 +168,7 @@ def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: 
     done = record("--out", "run", "--", sys.executable, "train.py", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert "other ran" in done.stdout
-    assert len(step_log(tmp_path / "run", 0)) == 4
+    assert len(step_lines(tmp_path / "run", 0)) == 4
     assert "no trace: the profiled steps begin at 10; for this job give --steps 1:4" in done.stderr
 
 
@@ -207,7 +180,7 @@ def test_T34_a_forked_child_leaves_at_once(tmp_path: Path) -> None:
 
 
 def test_no_secret_of_the_job_is_in_its_recording_and_only_the_owner_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MODEL + "train(8)\n")
+    (tmp_path / "train.py").write_text(TRAIN + "train(8)\n")
     hf, password, user, jwt, query, endpoint, port = SECRETS
     job = [
         *("train.py", "--hf-token", hf, f"--password={password}", f"https://{user}:x@host/data?sign={query}"),
@@ -238,17 +211,16 @@ def test_no_secret_of_the_job_is_in_its_recording_and_only_the_owner_reads_it(tm
 
 
 KILLED = (
-    STEP
+    TRAIN
     + """
 import signal
 from stepscope.record.session import current
-step()
-while not os.path.exists("run/rank00000.steps.jsonl"):
-    time.sleep(0.05)
+def stop_helper(step):
+    while step == 0 and not os.path.exists("run/rank00000.steps.jsonl"):
+        time.sleep(0.05)
+    os.kill(current()._run.outbox.helper_pid, signal.SIGSTOP)  # it writes nothing before this process is dead
+train(9, stop_helper)
 helper = current()._run.outbox.helper_pid
-os.kill(helper, signal.SIGSTOP)  # it writes nothing before this process is dead
-for _ in range(8):
-    step()
 if os.fork():
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(1)
@@ -257,10 +229,9 @@ os._exit(0)
 """
 )
 REMOVED = (
-    STEP
+    TRAIN
     + """
-for _ in range(9):
-    step()
+train(9)
 while not os.path.exists("run/rank00000.steps.jsonl"):
     time.sleep(0.05)
 os.rename("run", "gone")
@@ -327,29 +298,19 @@ def tools(tmp_path: Path) -> dict[str, str]:
             TOOL.format(python=sys.executable, ending=ending, table=str(TABLE), export=str(EXPORT))
         )
         (folder / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def record_with_tools(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepscope.cli.main", "record", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path, tools: dict[str, str]) -> None:
-    done = record_with_tools("--nsys", "--out", "run", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=tools)
+    done = record("--nsys", "--out", "run", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=tools)
     assert (done.returncode, done.stdout) == (3, "rank alone\n")
     noted = json.loads((tmp_path / "run" / "rank00000.nsys-rep").read_text())
     assert noted["command"] == [sys.executable, "-c", SCRIPT]
     assert {
-        "--trace=cuda,nvtx,osrt,cudnn,cublas",
-        "--sample=process-tree",
-        "--cuda-memory-usage=true",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=stop",
-        "--duration=120",
-        "--kill=none",
+        "--trace=cuda,nvtx,osrt,cudnn,cublas", "--sample=process-tree", "--cuda-memory-usage=true",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--duration=120", "--kill=none",
         "--force-overwrite=true",
-    } < set(noted["options"])
+    } < set(noted["options"])  # fmt: skip
     assert "nsys wrote run/rank00000.nsys-rep, run/rank00000.nsys.sqlite" in done.stderr
     # read on a machine without the tool
     assert load(tmp_path / "run", cache=False).ranks[0].has_device
@@ -357,7 +318,6 @@ def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path
 
 
 def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
-    bare = {**os.environ, "PATH": str(tmp_path)}
-    done = record_with_tools("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=bare)
+    done = record("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env={"PATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (3, "rank alone\n")
     assert "nsys is not installed (Nsight Systems: not found on PATH); the job is recorded by torch's" in done.stderr

@@ -2,30 +2,23 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.limits import HANG_S
-from tests.record.script_runs import environment, recorded, started
+from tests.record.script_runs import TRAIN, environment, recorded, started
 
 from stepscope.cli.main import main
 
 pytestmark = pytest.mark.job
 
-WARNS = """
-import warnings, torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    warnings.warn("of the job")
+WARNS = f"""
+{TRAIN}
+import warnings
+train(20, lambda step: warnings.warn("of the job"))
 """
 
 
-def test_a_warning_of_the_job_is_printed_as_often_as_without_us(tmp_path: Path) -> None:
+def test_a_warning_of_the_job_is_printed_as_often_as_without_us(tmp_path):
     (tmp_path / "job.py").write_text(WARNS)
     command = [sys.executable, "job.py"]
     plain, done = started(command, tmp_path), recorded(tmp_path, command)
@@ -33,22 +26,16 @@ def test_a_warning_of_the_job_is_printed_as_often_as_without_us(tmp_path: Path) 
     assert [line for line in done.stderr.splitlines() if not line.startswith("stepscope:")] == plain.stderr.splitlines()
 
 
-AT_ONCE = """
-import torch, torch.multiprocessing as mp
-def train():
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-processes = [mp.get_context("fork").Process(target=train) for _ in range(2)]
+AT_ONCE = f"""
+{TRAIN}
+import torch.multiprocessing as mp
+processes = [mp.get_context("fork").Process(target=train, args=(10,)) for _ in range(2)]
 for process in processes: process.start()
 for process in processes: process.join()
 """
 
 
-def test_processes_without_ranks_are_runs_and_that_is_said(tmp_path: Path) -> None:
+def test_processes_without_ranks_are_runs_and_that_is_said(tmp_path):
     (tmp_path / "job.py").write_text(AT_ONCE)
     record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", "run", "--"]
     watch = [sys.executable, "-m", "stepscope.cli.main", "watch", "run", "--once"]
@@ -61,6 +48,6 @@ def test_processes_without_ranks_are_runs_and_that_is_said(tmp_path: Path) -> No
     assert "2 processes trained and had no rank, so each is a separate run" in said, said
 
 
-def test_a_folder_that_nothing_is_recorded_in_is_said_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_nothing_is_recorded_in_is_said_at_once(tmp_path):
     assert main(["watch", str(tmp_path / "none")]) == 2
     assert main(["trigger", str(tmp_path / "none")]) == 2

@@ -4,16 +4,14 @@ import json
 import os
 import re
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from tests.job_environment import python_path
-from tests.limits import HANG_S
-from tests.record.script_runs import INJECT, SOURCE, environment
+from tests.limits import HANG_S, until
+from tests.record.script_runs import INJECT, SOURCE, environment, step_lines
 from tests.two_ranks import on_two_ranks
 
 from stepscope.cli.main import main
@@ -24,14 +22,6 @@ from stepscope.record.config import RecordConfig
 pytestmark = [pytest.mark.job, pytest.mark.slow]
 PAGE = Path(__file__).parents[3] / "docs" / "commands" / "trigger.md"
 JOB = Path(__file__).parent / "live_job.py"
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + HANG_S
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +64,7 @@ def asked_window(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, l
     return Path(where), list(range(int(first), int(last) + 1))
 
 
-def test_two_windows_that_were_asked_for_are_read(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_windows_that_were_asked_for_are_read(job, capsys):
     run = job / "run"
     folders = []
     for _ in range(2):
@@ -107,9 +97,7 @@ def scraped(job: Path) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-def test_rank_that_stands_still_is_named_and_metrics_equal_the_log(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_that_stands_still_is_named_and_metrics_equal_the_log(job, capsys):
     (job / "stand").touch()
     run = job / "run"
     until(lambda: all((s := read_status(run, rank)) is not None and s.stall is not None for rank in (0, 1)))
@@ -124,7 +112,7 @@ def test_rank_that_stands_still_is_named_and_metrics_equal_the_log(
 
 
 def assert_equal_to_log(found: dict[str, float], run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "rank00001.steps.jsonl").read_text().splitlines()[1:]]
+    lines = step_lines(run, 1)
     label = 'run="run",rank="1"'
     assert found[f"stepscope_steps_total{{{label}}}"] == len(lines)
     assert found[f"stepscope_step_number{{{label}}}"] == lines[-1]["step"]

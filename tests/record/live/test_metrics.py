@@ -10,12 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 from tests.limits import HANG_S
 
-from stepscope.record.live.export import (
-    BUCKETS_S,
-    Endpoint,
-    Metrics,
-    prometheus_text,
-)
+from stepscope.record.live.export import BUCKETS_S, Endpoint, Metrics, prometheus_text
 
 LABELS = (("run", 'a"b\\c\n'), ("rank", "3"))
 

@@ -1,49 +1,12 @@
-"""The loops inside Accelerate, Transformers and Lightning, reduced to the order in which they call things."""
+"""The loops inside Lightning, reduced to the order in which they call things; those of Accelerate and Transformers are
+real in `test_real_scripts.py` and `tests/integrations/test_examples.py`.
+"""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from parts import STEPS, Losses, ddp_model, evaluate, exact, loader, loss_of
-
-
-def accelerate_loop() -> Losses:
-    """One batch ahead of the loop; a wrapped optimizer that steps only when gradients are complete."""
-    net, losses = ddp_model(), []
-    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
-    for i, batch in enumerate(_one_ahead(iter(loader(batches=STEPS * 2)))):
-        sync = i % 2 == 1
-        net.require_backward_grad_sync = sync
-        loss = loss_of(net, batch) / 2
-        loss.backward()
-        if sync:
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            inner.step()
-            inner.zero_grad()
-        losses.append(exact(loss))
-    return losses
-
-
-def transformers_loop() -> Losses:
-    """All micro-batches of a step are loaded first; evaluation every few steps; loss inside the model's call."""
-    net, losses = ddp_model(), []
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    batches = iter(loader(batches=STEPS * 2))
-    evaluate(net)
-    for step in range(STEPS):
-        micro = list(itertools.islice(batches, 2))
-        for i, batch in enumerate(micro):
-            net.require_backward_grad_sync = i == 1
-            loss = loss_of(net, batch) / 2
-            loss.backward()
-            losses.append(exact(loss))
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        net.zero_grad()
-        if step % 3 == 2:
-            evaluate(net)
-    return losses
 
 
 def lightning_loop() -> Losses:

@@ -106,13 +106,9 @@ def hooked(loop: Any, *, routine: bool) -> dict[str, Any]:
         hooks.remove()
     facts = {name: type(v).__name__ if name in ("model", "optimizer") else v for name, v in told.facts.items()}
     return {
-        "losses": losses,
-        "steps": told.steps,
-        "late": told.late,
-        "open": told._open,
-        "passed": told.passed,
+        "losses": losses, "steps": told.steps, "late": told.late, "open": told._open, "passed": told.passed,
         "facts": facts,
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

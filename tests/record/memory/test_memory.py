@@ -1,20 +1,13 @@
 """Memory as the recorder writes it: categories, snapshots, the timeline of a step, the allocator's history."""
 
 import dataclasses
-import json
 import pickle
 
 import torch
 from tests.one_rank_group import one_rank_group
+from tests.record.script_runs import json_lines
 
-from stepscope.record.memory import (
-    MemoryHistory,
-    MemoryTimeline,
-    bucket_sizes,
-    memory_snapshot,
-    storages_of,
-    totals,
-)
+from stepscope.record.memory import MemoryHistory, MemoryTimeline, bucket_sizes, memory_snapshot, storages_of, totals
 
 
 def trained(model):
@@ -157,16 +150,12 @@ def train_step(timeline, device, step, *, weights):
     return timeline.on_step_end(step)
 
 
-def rows_in(folder):
-    return [json.loads(line) for line in (folder / "rank00000.memory.jsonl").read_text().splitlines()]
-
-
 def test_snapshots_lie_at_both_edges_of_every_region_of_two_steps(tmp_path):
     timeline, device = MemoryTimeline(first_step=2), Device()
     said = [train_step(timeline, device, step, weights=100) for step in range(6)]
     assert said == [{}, {}, {"profiled": True}, {"profiled": True}, {}, {}]  # disturbed: not for step times
     timeline.on_close(tmp_path, 0)
-    seen = [row for row in rows_in(tmp_path) if row["kind"] == "snapshot"]
+    seen = [row for row in json_lines(tmp_path / "rank00000.memory.jsonl") if row["kind"] == "snapshot"]
     assert [row["label"] for row in seen[:5]] == [
         "begin forward_pass", "end forward_pass", "begin backward_pass", "end backward_pass", "end of step",
     ]  # fmt: skip
@@ -181,7 +170,7 @@ def test_peak_is_split_even_where_it_was_reached_before_the_close_look(tmp_path,
     for step in range(3):
         train_step(timeline, device, step, weights=100)
     timeline.on_close(tmp_path, 0)
-    (peak,) = [row for row in rows_in(tmp_path) if row["kind"] == "peak"]
+    (peak,) = [row for row in json_lines(tmp_path / "rank00000.memory.jsonl") if row["kind"] == "peak"]
     assert peak["peak_bytes"] == 800
     assert peak["between"] == ["begin backward_pass", "end backward_pass"]
     assert (peak["activations_bytes"], peak["temporary_bytes"]) == (600, 200)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.record.memory.test_memory import Memory
 from tests.record.script_runs import SCRIPTS, recorded, started
 
 from stepscope.cli.main import main
@@ -45,19 +46,6 @@ def test_job_sees_its_own_error_and_the_folder_has_the_snapshot(tmp_path, capsys
     assert error["purpose"] == "activations"
     assert error["allocated_bytes"] + error["requested_bytes"] > error["reachable_bytes"]
     assert {row["change"]: row["fits"] for row in error["fits"]}["zero=1"] is None, "no data parallelism was seen"
-
-
-class Memory:
-    """torch.cuda.memory as far as the history needs it."""
-
-    def __init__(self):
-        self.calls = []
-
-    def _record_memory_history(self, **arguments):
-        self.calls.append(arguments)
-
-    def _snapshot(self):
-        return {"segments": [], "device_traces": [[]], "number": len(self.calls)}
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.job_environment import python_path
-from tests.limits import HANG_S
+from tests.record.script_runs import recorded, started, step_lines
 from tests.two_ranks import on_two_ranks
 
 from stepscope.contract.run_folder import owners_file
@@ -17,7 +15,6 @@ from stepscope.contract.run_folder import owners_file
 pytestmark = pytest.mark.job
 
 JOB = Path(__file__).with_name("job_modes.py")
-SOURCE = Path(__file__).parents[3] / "src"
 LINES = JOB.read_text().splitlines()
 
 
@@ -32,16 +29,12 @@ def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int =
     modules = "torch.distributed.fsdp" if mode == "fsdp" else ""
     words = [str(JOB), mode, str(steps)]
     job = on_two_ranks(*words, modules=modules) if ranks == 2 else [sys.executable, *words]
-    out = folder / "run"
-    recorded = [sys.executable, "-m", "stepscope", "record", "--out", str(out), *options, "--", *job]
-    printed = losses(recorded)
-    files = [out / owners_file(rank) for rank in range(ranks)]
+    printed = losses(recorded(folder, job, *options))
+    files = [folder / "run" / owners_file(rank) for rank in range(ranks)]
     return printed, [json.loads(gzip.decompress(f.read_bytes())) for f in files if f.exists()]
 
 
-def losses(command: list[str]) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+def losses(done: "subprocess.CompletedProcess[str]") -> list[str]:
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if "0x" in line]
 
@@ -61,7 +54,7 @@ def operators(owners: dict) -> list[tuple[str, list[tuple[str, int]], str | None
 @pytest.mark.parametrize("mode", ["checkpoint", "compile"])
 def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Path) -> None:
     printed, (owners,) = run_job(mode, tmp_path)
-    assert printed == losses([sys.executable, str(JOB), mode, "22"])
+    assert printed == losses(started([sys.executable, str(JOB), mode, "22"], tmp_path))
     found = operators(owners)
     assert len(found) > 300
     assert all(lines for _, lines, _ in found)
@@ -105,7 +98,7 @@ def test_fsdp_job_has_lines_for_its_collectives(tmp_path: Path) -> None:
 
 
 def assert_step_with_frames_is_in_no_timing(run_folder: Path) -> None:
-    lines = [json.loads(x) for x in (run_folder / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+    lines = step_lines(run_folder)
     assert [x["step"] for x in lines if x["profiled"]] == [10, 11, 12, 13, 14, 15, 16]
     run = json.loads((run_folder / "run.json").read_text())
     assert run["unprofiled_after"]["steps"] == len(lines) - 18  # 17 settles
@@ -116,13 +109,13 @@ LOADER_JOB = Path(__file__).with_name("loader_job.py")
 
 
 def test_the_dataset_s_line_is_found_in_forked_workers(tmp_path: Path) -> None:
-    plain = losses([sys.executable, str(LOADER_JOB), "fork"])
+    plain = losses(started([sys.executable, str(LOADER_JOB), "fork"], tmp_path))
     found = {}
     for start in ("fork", "spawn"):
-        out = tmp_path / start
-        record = [sys.executable, "-m", "stepscope", "record", "--steps", "4:6", "--out", str(out), "--"]
-        assert losses([*record, sys.executable, str(LOADER_JOB), start]) == plain
-        found[start] = json.loads(gzip.decompress((out / owners_file(0)).read_bytes()))
+        (where := tmp_path / start).mkdir()
+        done = recorded(where, [sys.executable, str(LOADER_JOB), start], "--steps", "4:6")
+        assert losses(done) == plain
+        found[start] = json.loads(gzip.decompress((where / "run" / owners_file(0)).read_bytes()))
     place, share = found["fork"]["loader"][0]
     assert place == f"loader_job.py:{PLANTED}"
     assert share > 0.9

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.limits import HANG_S
-from tests.record.script_runs import environment
+from tests.record.script_runs import environment, recorded, started
 
 from stepscope.analysis import load
 from stepscope.analyze.thread_time import SampledSteps
@@ -83,7 +83,7 @@ def sampled(folder: Path) -> SampledSteps:
 
 
 def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> None:
-    found = report(tmp_path, "hog", 300)
+    found = report(tmp_path, "hog", 150)
     held = sampled(tmp_path).gil_holder(device_busy=0.0)
     assert held is not None
     holder, _ = held
@@ -96,7 +96,7 @@ def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> N
 
 
 def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_path: Path) -> None:
-    found = report(tmp_path, "lock", 500)
+    found = report(tmp_path, "lock", 250)
     seen, waiter, holder = sampled(tmp_path), line_of("waiter"), line_of("holder")
     held = seen.partner(seen.blocked & seen.at((JOB.name, waiter)))
     assert held is not None and (held.thread, held.line) == ("writer", holder)
@@ -107,7 +107,7 @@ def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_pat
 
 
 def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, "periodic", 400)
+    found = report(tmp_path, "periodic", 230)
     seen, line = sampled(tmp_path), line_of("periodic")
     assert (set(seen.log.step[seen.step[seen.at((JOB.name, line))]] % 23)) == {22}
     if one := finding(found, f"A line takes long in some steps ({JOB.name}:{line})"):
@@ -117,9 +117,9 @@ def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
 
 
 def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, "growth", 200)
+    found = report(tmp_path, "growth", 150)
     seen, line = sampled(tmp_path), line_of("growth")
-    late, there = seen.log.step[seen.step] >= 100, seen.at((JOB.name, line))
+    late, there = seen.log.step[seen.step] >= 75, seen.at((JOB.name, line))
     assert (there & late).sum() > (there & ~late).sum()  # evenly spaced: steps with the line are longer
     if one := finding(found, f"Steps become longer during the run ({JOB.name}:{line})"):
         early, late = (e["value"] for e in one["evidence"][:2])
@@ -128,11 +128,7 @@ def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
 
 def test_a_sampled_job_prints_and_learns_the_same(tmp_path: Path) -> None:
     plain = [sys.executable, "-W", "ignore", str(JOB), "lock", "60"]
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", str(tmp_path / "run"), "--"]
-    first, second = (
-        subprocess.run(command, env=environment(), capture_output=True, text=True)
-        for command in (plain, [*record, *plain])
-    )
+    first, second = started(plain, tmp_path), recorded(tmp_path, plain, "--light")
     assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
     assert [line for line in second.stderr.splitlines() if not line.startswith("stepscope: ")] == []
     assert (tmp_path / "run" / "rank00000.samples.jsonl").exists()

@@ -39,19 +39,10 @@ if __name__ == "__main__":
     set_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=20,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        eval_strategy="steps",
-        eval_steps=8,
-        save_strategy="steps",
-        save_steps=10,
-        logging_steps=1,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-    )
+        output_dir=tempfile.mkdtemp(), max_steps=20, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        eval_strategy="steps", eval_steps=8, save_strategy="steps", save_steps=10, logging_steps=1, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=Blocks(64), eval_dataset=Blocks(8), callbacks=[Losses()])
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()

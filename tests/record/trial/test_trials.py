@@ -30,7 +30,7 @@ def patches() -> Iterator[Patches]:
 DATA = TensorDataset(torch.zeros(8, 2))
 
 
-def test_loader_gets_workers_and_what_needs_them(patches: Patches) -> None:
+def test_loader_gets_workers_and_what_needs_them(patches):
     wanted = {"loader.num_workers": 2, "loader.persistent_workers": True, "loader.prefetch_factor": 3}
     settings = Settings(wanted)
     settings.apply(patches)
@@ -44,9 +44,7 @@ def test_loader_gets_workers_and_what_needs_them(patches: Patches) -> None:
     ("options", "fused"),
     [({}, True), ({"foreach": True}, None), ({"fused": False}, False), ({"capturable": True}, None)],
 )
-def test_optimizer_is_fused_where_the_script_did_not_choose(
-    patches: Patches, options: dict, fused: bool | None
-) -> None:
+def test_optimizer_is_fused_where_the_script_did_not_choose(patches, options, fused):
     settings = Settings({"optimizer.fused": True})
     settings.apply(patches)
     model = torch.nn.Linear(2, 2)
@@ -55,7 +53,7 @@ def test_optimizer_is_fused_where_the_script_did_not_choose(
     assert bool(settings.took) == (fused is True)
 
 
-def test_switches_are_set_again_after_the_script_set_them(patches: Patches) -> None:
+def test_switches_are_set_again_after_the_script_set_them(patches):
     before = torch.backends.cudnn.benchmark
     settings = Settings({"cudnn.benchmark": True})
     settings.apply(patches)
@@ -65,7 +63,7 @@ def test_switches_are_set_again_after_the_script_set_them(patches: Patches) -> N
     torch.backends.cudnn.benchmark = before
 
 
-def test_losses_are_kept_and_a_trial_writes_what_it_computed(patches: Patches, tmp_path: Path) -> None:
+def test_losses_are_kept_and_a_trial_writes_what_it_computed(patches, tmp_path):
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -153,7 +151,7 @@ def test_every_timed_step_is_in_the_log_and_nothing_else_runs(tuned: tuple[Row, 
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_a_job_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
+def test_a_job_that_hangs_is_ended_with_all_its_children(tmp_path):
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     runner = BoundedRun(tmp_path / "log", limit_s=1.0, run_id="trial-that-hangs")
     code = runner([sys.executable, "-S", "-c", script], {"STEPSCOPE_RECORD": '{"run_id": "trial-that-hangs"}'})
@@ -166,7 +164,7 @@ SCRIPT = str(Path(__file__).parent / "ddp_job.py")
 
 @pytest.mark.job
 @pytest.mark.slow
-def test_two_ranks_end_together_with_all_steps_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_end_together_with_all_steps_written(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     trials = Trials([*torchrun, SCRIPT], tmp_path, steps=60, warmup=2, limit_s=600)

@@ -1,6 +1,5 @@
 """Jobs that run in turn: one takes steps while the other is stopped, and none outlives the controller."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.record.script_runs import step_lines
+from tests.two_ranks import on_two_ranks
 
 from stepscope.lab.cli.trials import run_trial
 from stepscope.record.launch.launch import end_processes_of, processes_of
 from stepscope.record.turns import Turns, TurnsError
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 TURN, ROUNDS = 4, 3
 
 
@@ -30,7 +30,7 @@ def test_ranks_of_two_jobs_take_turns(tmp_path: Path) -> None:
 
     def job(side: str, address: str) -> tuple[Path | None, str | None]:
         addresses[side] = address
-        command = [*TORCHRUN, str(Path(__file__).with_name("ddp_job.py"))]
+        command = on_two_ranks(Path(__file__).with_name("ddp_job.py"))
         return run_trial(command, tmp_path / f"{side}.log", steps=100_000, limit_s=500, turn_address=address)
 
     with Turns([partial(job, side) for side in "ab"]) as turns:
@@ -45,8 +45,7 @@ def test_ranks_of_two_jobs_take_turns(tmp_path: Path) -> None:
     for folder, ended in turns.outcomes:
         assert folder is not None and ended is None
         for rank in (0, 1):
-            lines = (folder / f"rank{rank:05d}.steps.jsonl").read_text().splitlines()[1:]
-            steps = [json.loads(line) for line in lines]
+            steps = step_lines(folder, rank)
             assert len(steps) == 2 + ROUNDS * TURN
             assert all(step["cpu"]["delay_ns"] >= 0 for step in steps[1:])
             own = [steps[2 + TURN * k : 2 + TURN * (k + 1)] for k in range(ROUNDS)]

@@ -176,7 +176,7 @@ def recorded_operators(trace: Path) -> int:
 @pytest.mark.parametrize("at", [11, 15])
 def test_operators_that_no_hook_sees_are_bounded(at: int, tmp_path: Path) -> None:
     config = RecordConfig(out=str(tmp_path / "run"), max_events=10_000, telemetry=False)
-    operators = 100_000
+    operators = 40_000
     done = started(script("unhooked.py", str(at), str(operators)), tmp_path, config)
     assert done.returncode == 0, done.stderr
     assert done.stdout == started(script("unhooked.py", str(at), str(operators)), tmp_path).stdout

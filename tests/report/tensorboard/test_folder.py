@@ -1,14 +1,13 @@
 """The folder for TensorBoard: traces byte for byte, and curves that an independent reader gets back."""
 
 import gzip
-import json
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines, write_log
 from tests.diagnose.late import OWN_US, late_run
 from tests.report.trace_processor import fields
 
@@ -52,16 +51,16 @@ def curves(data: bytes) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.parametrize(("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (b"\0" * 32, 0x8A9136AA)])
-def test_checksum_is_castagnolis(data: bytes, crc: int) -> None:
+def test_checksum_is_castagnolis(data, crc):
     assert crc32c(data) == crc
 
 
-def test_numbers_come_back_from_the_file() -> None:
+def test_numbers_come_back_from_the_file():
     written = [Scalar("a/b", 0, 1.5, 10.0), Scalar("a/b", 7, -2.25, 11.0), Scalar("κ", 3, 0.0, 10.5)]
     assert curves(b"".join(event_file(written))) == {"a/b": {0: 1.5, 7: -2.25}, "κ": {3: 0.0}}
 
 
-def test_curves_are_those_of_the_account(tmp_path: Path) -> None:
+def test_curves_are_those_of_the_account(tmp_path):
     account = account_of(late_run(tmp_path, late_us=LATE_US), given=GivenValues(flops_per_step=1e12, peak_tflops=1000))
     files, notes = tensorboard_files(account)
     found = curves(b"".join(dict(files)[EVENT_FILE]))
@@ -77,12 +76,8 @@ def test_curves_are_those_of_the_account(tmp_path: Path) -> None:
     assert found["efficiency/mfu"][3] == pytest.approx(1e12 / (4 * 1000e12 * step_s), rel=1e-3)
 
 
-def test_logged_steps_are_a_curve_of_their_own(tmp_path: Path) -> None:
-    lines = [
-        json.dumps({"step": n, "start_ns": n * 10**9, "end_ns": n * 10**9 + 5, "dur_ns": 5, "profiled": n == 1})
-        for n in range(4)
-    ]
-    (tmp_path / "rank00000.steps.jsonl").write_text("\n".join(lines) + "\n")
+def test_logged_steps_are_a_curve_of_their_own(tmp_path):
+    write_log(tmp_path, 0, log_lines([5.0] * 4, window=range(1, 2)))
     r = RankTrace(0)
     r.step(1, 0, 1000)
     r.kernel("k", at=10, start=20, end=900)
@@ -97,7 +92,7 @@ def test_logged_steps_are_a_curve_of_their_own(tmp_path: Path) -> None:
     ]
 
 
-def test_traces_are_those_recorded_and_a_cut_one_is_left_out(tmp_path: Path) -> None:
+def test_traces_are_those_recorded_and_a_cut_one_is_left_out(tmp_path):
     late_run(tmp_path, ranks=2)
     cut = tmp_path / trace_file(1)
     cut.write_bytes(gzip.compress(gzip.decompress(cut.read_bytes())[:-4000]))

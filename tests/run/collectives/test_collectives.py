@@ -116,16 +116,12 @@ def write_calls(path: Path, calls: list[tuple[float, str, str, int]]) -> None:
     lines = [{"schema": 1, "rank": 0, "process_groups": groups}]
     lines += [
         {
-            "record_id": number,
-            "collective_seq_id": number + 1,
-            "time_created_ns": round(at * 1000),
-            "profiling_name": f"gloo:{op}",
-            "process_group": [group, ""],
-            "input_sizes": [[elements]],
+            "record_id": number, "collective_seq_id": number + 1, "time_created_ns": round(at * 1000),
+            "profiling_name": f"gloo:{op}", "process_group": [group, ""], "input_sizes": [[elements]],
             "input_dtypes": ["Float"],
         }
         for number, (at, op, group, elements) in enumerate(calls)
-    ]
+    ]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

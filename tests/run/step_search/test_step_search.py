@@ -1,11 +1,12 @@
 """Steps in traces and logs whose loop marks none: batches, optimizers, kernels, rounds, serving engines."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.step_logs import log_lines
+from tests.not_none import not_none
 from tests.run.traces import Event, event, rank_of
 
 from stepscope.run.load import Run, in_rounds, kernel_period, steps_between_marks, with_derived_steps
@@ -87,8 +88,7 @@ def period_of(folder: Path, names: list[str], gap_every: int = 0) -> list[float]
 def test_steps_repeat_and_begin_after_the_longest_gap(tmp_path: Path) -> None:
     assert period_of(tmp_path, STEP * 5, gap_every=len(STEP)) == [130.0] * 4
     rank = rank_of(tmp_path, launched(STEP * 5, len(STEP)))
-    found = kernel_period(rank.trace, rank.work)
-    assert found is not None
+    found = not_none(kernel_period(rank.trace, rank.work))
     assert found[0][0] == 0 and found[2] == 1.0
 
 
@@ -149,22 +149,11 @@ WRITES_MS, IMPROVES_MS = 80.0, 20.0
 
 def log(*, every: int = 2, since: int = 3, until: int = STEPS, writes_ms: float = WRITES_MS) -> StepLog:
     """Return the log of a job that writes before every few steps, from the step `since` on as the recorder sees it."""
-    lines: list[dict[str, Any]] = []
-    at = 10**9
-    for step in range(STEPS):
-        writes = since <= step < until and (step - since) % every == 0
-        own = {"forward_pass": IMPROVES_MS / 2, "backward_pass": IMPROVES_MS / 2}
-        regions = own | ({"evaluation": writes_ms} if writes else {})
-        dur = int(sum(regions.values()) * 1e6)
-        in_window = FIRST <= step < LAST
-        lines.append({
-            "step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": in_window,
-            "device_ns": None if step == 9 else dur - 1,
-            "phase": "window" if in_window else "before" if step < FIRST else "after",
-            "regions": {name: {"ns": int(v * 1e6), "n": 1} for name, v in regions.items()},
-            "memory": {"allocated_bytes": 1000 + step},
-        })  # fmt: skip
-        at += dur
+    usual = {"forward_pass": IMPROVES_MS / 2, "backward_pass": IMPROVES_MS / 2}
+    writes = [since <= step < until and (step - since) % every == 0 for step in range(STEPS)]
+    lines = log_lines((usual | ({"evaluation": writes_ms} if one else {}) for one in writes), window=range(FIRST, LAST))
+    for step, line in enumerate(lines):
+        line |= {"device_ns": None if step == 9 else line["dur_ns"] - 1, "memory": {"allocated_bytes": 1000 + step}}
     return step_log_of(lines, rank=0)
 
 
@@ -225,6 +214,5 @@ def test_other_jobs_keep_their_steps(run: Run, steps: StepLog) -> None:
     ],
 )
 def test_names_of_engines(name: str, kind: str, tokens: int | None, decoded: int) -> None:
-    step = serving_step(name)
-    assert step is not None
+    step = not_none(serving_step(name))
     assert (step.kind, step.tokens, step.decode_tokens) == (kind, tokens, decoded)

@@ -171,9 +171,7 @@ DIAGNOSTICS = (
         ),
     ],
 )
-def test_an_export_without_device_work_shows_what_was_traced(
-    tmp_path: Path, change: str, said: str, not_said: str
-) -> None:
+def test_an_export_without_device_work_shows_what_was_traced(tmp_path, change, said, not_said):
     path = tmp_path / "x.sqlite"
     export = Export(path)
     export.clock(0)

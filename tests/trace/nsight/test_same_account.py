@@ -37,37 +37,22 @@ def both(folder: Path, ranks: list[RankTrace]) -> tuple[dict[str, Any], dict[str
     return report_of(kineto), report_of(load(folder / "nsys", cache=False))
 
 
+GEMM = "sm90_xmma_gemm_f32f32"
+
+
 def training(rank: int, *, world_size: int, late_us: float = 0) -> RankTrace:
     """Return steps with a forward, a backward, a partly hidden all-reduce, a copy and a synchronisation."""
     trace = RankTrace(rank, world_size=world_size)
     for step in range(6):
-        begin = step * 10_000.0
+        begin, late = step * 10_000.0, step * 10_000.0 + late_us
         trace.step(step, begin, begin + 9_990)
         trace.copy(at=begin + 10, start=begin + 20, end=begin + 320, size_bytes=1 << 20)
         with trace.op("aten::mm", begin + 30, begin + 90):
-            trace.kernel(
-                "sm90_xmma_gemm_f32f32",
-                at=begin + 40 + late_us,
-                start=begin + 400 + late_us,
-                end=begin + 2400 + late_us,
-            )
-        with trace.op(
-            "autograd::engine::evaluate_function: MmBackward0",
-            begin + 2500,
-            begin + 3000,
-            thread=200,
-            **{"Fwd thread id": 1, "Sequence number": step},
-        ):
-            trace.kernel(
-                "sm90_xmma_gemm_f32f32",
-                at=begin + 2510 + late_us,
-                start=begin + 2600 + late_us,
-                end=begin + 4600 + late_us,
-                thread=200,
-            )
-        trace.collective(
-            "allreduce", at=begin + 2800 + late_us, start=begin + 3000 + late_us, end=begin + 7000, elements=1 << 22
-        )
+            trace.kernel(GEMM, at=late + 40, start=late + 400, end=late + 2400)
+        node, args = "autograd::engine::evaluate_function: MmBackward0", {"Fwd thread id": 1, "Sequence number": step}
+        with trace.op(node, begin + 2500, begin + 3000, thread=200, **args):
+            trace.kernel(GEMM, at=late + 2510, start=late + 2600, end=late + 4600, thread=200)
+        trace.collective("allreduce", at=late + 2800, start=late + 3000, end=begin + 7000, elements=1 << 22)
         trace.call("cudaStreamSynchronize", begin + 7000, begin + 9_000)
     return trace
 

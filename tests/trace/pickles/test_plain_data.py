@@ -45,24 +45,17 @@ def hostile(path: Path) -> dict[str, bytes]:
     create = b"K\x41"  # O_CREAT | O_WRONLY on Linux
     short = b"\x8c\x02os\x8c\x04open"
     return {
-        "reduce": pickle.dumps({"entries": [Canary(path)]}, 4),
-        "reduce 2": pickle.dumps([Canary(path)], 2),
+        "reduce": pickle.dumps({"entries": [Canary(path)]}, 4), "reduce 2": pickle.dumps([Canary(path)], 2),
         "GLOBAL": b"\x80\x02cos\nopen\n" + arg + create + b"\x86R.",
         "STACK_GLOBAL": b"\x80\x04" + short + b"\x93" + arg + create + b"\x86R.",
-        "INST": b"\x80\x02(" + arg + create + b"ios\nopen\n.",
-        "OBJ": b"\x80\x02(cos\nopen\n" + arg + create + b"o.",
+        "INST": b"\x80\x02(" + arg + create + b"ios\nopen\n.", "OBJ": b"\x80\x02(cos\nopen\n" + arg + create + b"o.",
         "NEWOBJ": b"\x80\x02cos\nopen\n" + arg + create + b"\x86\x81.",
-        "NEWOBJ_EX": b"\x80\x04cos\nopen\n" + arg + create + b"\x86}\x92.",
-        "BUILD": b"\x80\x02}}b.",
-        "PERSID": b"\x80\x02Pos\n.",
-        "BINPERSID": b"\x80\x02" + arg + b"Q.",
-        "EXT1": b"\x80\x02\x82\x01.",
-        "EXT2": b"\x80\x02\x83\x01\x00.",
-        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00.",
-        "REDUCE alone": b"\x80\x02K\x01K\x02\x85R.",
-        "class of the library": pickle.dumps(OrderedDict(a=1), 4),
+        "NEWOBJ_EX": b"\x80\x04cos\nopen\n" + arg + create + b"\x86}\x92.", "BUILD": b"\x80\x02}}b.",
+        "PERSID": b"\x80\x02Pos\n.", "BINPERSID": b"\x80\x02" + arg + b"Q.", "EXT1": b"\x80\x02\x82\x01.",
+        "EXT2": b"\x80\x02\x83\x01\x00.", "EXT4": b"\x80\x02\x84\x01\x00\x00\x00.",
+        "REDUCE alone": b"\x80\x02K\x01K\x02\x85R.", "class of the library": pickle.dumps(OrderedDict(a=1), 4),
         "protocol 0": b"cos\nsystem\n(S'touch " + name + b"'\ntR.",
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", list(hostile(Path("x"))))
@@ -81,20 +74,15 @@ def test_canary_would_sing(tmp_path: Path) -> None:
 
 
 BOMBS = {
-    "memo": b"\x80\x02]r\xff\xff\xff\xff.",
-    "long text": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b"x.",
-    "text of 4 GB": b"\x80\x02X\xff\xff\xff\xffx.",
-    "long bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
+    "memo": b"\x80\x02]r\xff\xff\xff\xff.", "long text": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b"x.",
+    "text of 4 GB": b"\x80\x02X\xff\xff\xff\xffx.", "long bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
     "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x.",
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"K\x01.",
-    "number": b"\x80\x02\x8b\xff\xff\xff\x7f" + b"\x01" * 100 + b".",
-    "list in itself": b"\x80\x02]q\x00h\x00a.",
-    "dict in itself": b"\x80\x02}q\x00K\x01h\x00s.",
-    "list in its tuple": b"\x80\x02]q\x00h\x00\x85a.",
+    "number": b"\x80\x02\x8b\xff\xff\xff\x7f" + b"\x01" * 100 + b".", "list in itself": b"\x80\x02]q\x00h\x00a.",
+    "dict in itself": b"\x80\x02}q\x00K\x01h\x00s.", "list in its tuple": b"\x80\x02]q\x00h\x00\x85a.",
     "shared 100 deep": b"\x80\x04]\x94" + b"".join(b"h" + bytes([i]) + b"\x85\x94" for i in range(100)) + b".",
-    "tuple as a key": b"\x80\x02}K\x01\x85K\x02s.",
-    "list as a key": b"\x80\x02}]K\x02s.",
-}
+    "tuple as a key": b"\x80\x02}K\x01\x85K\x02s.", "list as a key": b"\x80\x02}]K\x02s.",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", list(BOMBS))
