@@ -39,15 +39,8 @@ def test_commands_and_tools_of_the_skill_exist() -> None:
 def test_names_of_the_skill_are_in_the_report(tmp_path: Path) -> None:
     owned_folder(tmp_path / "run", ranks=2)
     document = load(tmp_path / "run").document
-    for name in (
-        "incomplete",
-        "warnings",
-        "findings_combined",
-        "costly_lines",
-        "stragglers",
-        "not_examined",
-        "not_judged",
-    ):
+    lists = ("incomplete", "warnings", "findings_combined", "costly_lines", "stragglers", "not_examined", "not_judged")
+    for name in lists:
         assert name in document and f"`{name}`" in SKILL.read_text()
     assert "cannot_show" in document["recording"] and "unprofiled_ms" in document["step"]
     assert {"ranks", "where", "saving_alone_ms", "remedy"} <= set(document["findings"][0])
