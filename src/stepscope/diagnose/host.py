@@ -118,8 +118,8 @@ RECURRING = {
         "Passes without gradients run between training steps",
         "forward passes without gradients run, and no training step meanwhile: an evaluation, or data that the job generates "
         "itself",
-        "Evaluate less often, on larger batches or in a separate job; generate data that training needs (rollouts) in larger "
-        "batches, with a cache of keys and values, or as a graph.",
+        "Run them on larger batches; an evaluation less often or in a separate job, data that training needs (rollouts) with a "
+        "cache of keys and values, or as a graph.",
     ),
     GARBAGE_COLLECTION: (
         "Python collects garbage inside steps",
