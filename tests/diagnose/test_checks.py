@@ -37,7 +37,7 @@ def test_numbers_of_a_known_step(tmp_path: Path) -> None:
     ):
         assert found[name].value == pytest.approx(value, abs=0.5), name
         assert found[name].status == status, name
-    assert "the largest other part is exposed communication" in found["backward_share_pct"].reason
+    assert "of the rest, exposed communication takes most" in found["backward_share_pct"].reason
 
 
 def test_what_was_not_recorded_is_not_measured_and_says_why(tmp_path: Path) -> None:

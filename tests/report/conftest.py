@@ -9,9 +9,15 @@ from tests.report.browser import Browser
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def browser(started: Browser) -> Browser:
+    started.prefer("light")  # as the tests of another module may have left it
+    return started
 
 
 @pytest.fixture(scope="session")

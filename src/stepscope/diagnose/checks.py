@@ -157,7 +157,7 @@ def _phase_share(part: str, account: Account) -> Measurement:
     phases = ("data_loading", "forward", "backward", "optimizer")
     other = max((p for p in step.parts if p.part not in phases), key=lambda p: p.ns_per_step)
     several = " (average rank)" if len(account.ranks) > 1 else ""
-    rest = f"; the largest other part is {PARTS[other.part]}: {ms(other.ns_per_step):.2f} ms{several}"
+    rest = f"; of the rest, {PARTS[other.part]} takes most: {ms(other.ns_per_step):.2f} ms{several}"
     return Measurement(found.value, found.how + (rest if other.ns_per_step > 0 else ""))
 
 
@@ -207,7 +207,7 @@ def _gradient_sync_of_backward(account: Account) -> Measurement:
     _require(times, "no all-reduce or reduce-scatter of gradients was found")
     total_ns, exposed_ns = (float(np.mean(column)) for column in zip(*times, strict=True))
     how = f"gradients are reduced for {ms(total_ns):.2f} ms per step, waiting included; {ms(exposed_ns):.2f} ms of it "
-    how += f"exposed, next to {ms(backward):.2f} ms of backward"
+    how += f"exposed, of {ms(exposed_ns + backward):.2f} ms with backward"
     return Measurement(100 * exposed_ns / (_require(backward, how) + exposed_ns), how)
 
 

@@ -1165,7 +1165,7 @@ KINDS = (
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=not_busy_ns, doubt=0.3),
     Kind("launch-overhead", _launches, "The device waits for kernel launches",
          "Python and operator dispatch take longer than the kernels they launch",
-         "{first} {the_passes} as graphs: {how}. Assumes graphs of the same kernels, and the rest of the {step} as it is.",
+         "{first} {the_passes} as CUDA graphs: {how}. Assumes graphs of the same kernels, and the rest of the {step} as it is.",
          "{first} the {step} as a CUDA graph (cudaStreamBeginCapture, cudaGraphLaunch), or merge kernels. Assumes that the whole "
          "{step} runs as one graph.",
          scope=Scope.DEVICE, needs=(Need.DEVICE, Need.LAUNCHES), limit=launching_ns, general=True, doubt=0.2,

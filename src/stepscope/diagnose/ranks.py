@@ -86,7 +86,7 @@ def _late(account: Account) -> Iterator[Match]:
     if recurs:
         why = f"it alone is busy with {', '.join(recurs)} in some steps"
         said = RECURRING.get(recurs[0])
-        how = said[2] if said else "Do it on all ranks in turn, less often, or outside the training job."
+        how = said[2] if said else "Do it less often, in the background or outside the training job."
     mine = next((d for d in account.devices if d.rank == first.rank), None)
     held = f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
     region = None if recurs else _late_region(account, first)
@@ -190,8 +190,7 @@ def _alone(facts: Mapping[str, object], named: str, lines: Sequence[Line], *, se
             "title": f"{named} run{'' if several else 's'} {listed} alone",
             "why": f"{listed} is executed on no other rank, and the others wait for it",
         },
-        "remedy": f"Do what {listed} does on all ranks in turn, less often, or outside the training job. Assumes the "
-        "step without it.",
+        "remedy": f"Run {listed} less often, in the background or outside the training job. Assumes the step without it.",
         "where": tuple(at(line, share=1.0 / len(lines)) for line in lines),
     }
 
@@ -332,7 +331,7 @@ def _slower_match(account: Account, lines: Sequence[_SlowLine], ranks: tuple[int
         cost_ns=more,
         limit_ns=more,
         evidence=tuple(evidence_ms("extra time in the line {per_step}", more, f"rank {r}") for r in ranks),
-        remedy="Check what the line does on these ranks only (input, files, waiting); run it on all ranks in turn or less "
+        remedy="Check what the line does on these ranks only (input, files, waiting); run it less "
         "often. Assumes the line becomes as fast there as on the other ranks.",
         where=tuple(at(line, share=(late_ns - usual_ns) / more) for line, late_ns, usual_ns in lines),
     )

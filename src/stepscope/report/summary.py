@@ -172,7 +172,8 @@ def _heading(view: _View) -> list[Row]:
         facts += ["step logs only", *([f"{three_digits(view.step_ms)} ms per step"] if view.step_ms else [])]
     if used["mfu"] is not None:
         facts.append(f"MFU {_percent(used['mfu'])} %")
-    if rate := view.document["step"].get("tokens_per_s"):
+    step = view.document["step"]
+    if (rate := step.get("tokens_per_s")) and not step.get("starved"):  # no step was as short
         facts.append(f"{rate:,.0f} tokens/s")
     if joules := (view.document.get("energy") or {}).get("j_per_step"):
         facts.append(f"{joules_text(joules)}/step")

@@ -83,7 +83,7 @@ def sampled(folder: Path) -> SampledSteps:
 
 
 def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> None:
-    found = report(tmp_path, "hog", 150)
+    found = report(tmp_path, "hog", 300)
     held = sampled(tmp_path).gil_holder(device_busy=0.0)
     assert held is not None
     holder, _ = held
@@ -96,7 +96,7 @@ def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> N
 
 
 def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_path: Path) -> None:
-    found = report(tmp_path, "lock", 250)
+    found = report(tmp_path, "lock", 500)
     seen, waiter, holder = sampled(tmp_path), line_of("waiter"), line_of("holder")
     held = seen.partner(seen.blocked & seen.at((JOB.name, waiter)))
     assert held is not None and (held.thread, held.line) == ("writer", holder)
@@ -107,7 +107,7 @@ def test_a_lock_that_is_waited_for_now_and_then_is_named_with_its_holder(tmp_pat
 
 
 def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, "periodic", 230)
+    found = report(tmp_path, "periodic", 400)
     seen, line = sampled(tmp_path), line_of("periodic")
     assert (set(seen.log.step[seen.step[seen.at((JOB.name, line))]] % 23)) == {22}
     if one := finding(found, f"A line takes long in some steps ({JOB.name}:{line})"):
@@ -117,9 +117,9 @@ def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
 
 
 def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, "growth", 150)
+    found = report(tmp_path, "growth", 200)
     seen, line = sampled(tmp_path), line_of("growth")
-    late, there = seen.log.step[seen.step] >= 75, seen.at((JOB.name, line))
+    late, there = seen.log.step[seen.step] >= 100, seen.at((JOB.name, line))
     assert (there & late).sum() > (there & ~late).sum()  # evenly spaced: steps with the line are longer
     if one := finding(found, f"Steps become longer during the run ({JOB.name}:{line})"):
         early, late = (e["value"] for e in one["evidence"][:2])
