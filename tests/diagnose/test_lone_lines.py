@@ -25,12 +25,21 @@ def evaluates(r: PlantedRank, at: float, _: int) -> float:
     return end
 
 
-def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path):
+def evaluates_and_more(r: PlantedRank, at: float, number: int) -> float:
+    """The same, and a line that takes next to nothing."""
+    end = evaluates(r, at, number)
+    r.python_time(end, end + 1, "train.py:14")
+    return end + 1
+
+
+@pytest.mark.parametrize("runs", [evaluates, evaluates_and_more])
+def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path, runs):
     late = Row(
         rank=2, cause="device", late_ns_per_step=600_000.0, steps_late=4, num_steps=4, persistent=True,
         evidence={"device": 600_000.0},
     )  # fmt: skip
-    found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
+    found = replace(account(tmp_path, ranks=4, late={2: runs}), stragglers=(late,))
+    assert len(lone_lines(found, (2,))) == (1 if runs is evaluates else 2)
     first = diagnose(found).findings[0]
     assert (first.id, first.ranks) == ("straggler", (2,))
     assert first.title == "Rank 2 runs train.py:9 alone"

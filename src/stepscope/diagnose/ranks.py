@@ -33,7 +33,16 @@ from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
 from stepscope.analyze.steadiness import slower_clock
 from stepscope.analyze.stragglers import cleared_by_logs, common_steps, find_stragglers, uneven_compute
 from stepscope.contract.lateness import ALL_STEPS, LateRank
-from stepscope.diagnose.finding import MICROBATCHES, MORE_MICROBATCHES, NOTABLE, Evidence, Kind, Match, evidence_ms
+from stepscope.diagnose.finding import (
+    MICROBATCHES,
+    MORE_MICROBATCHES,
+    NEGLIGIBLE,
+    NOTABLE,
+    Evidence,
+    Kind,
+    Match,
+    evidence_ms,
+)
 from stepscope.diagnose.host import RECURRING
 from stepscope.diagnose.measures import COMPUTE, at, ms_text, parts_of_lines, place_of, without_parts
 from stepscope.diagnose.recording import Need, Scope
@@ -176,10 +185,18 @@ def _without_lone_lines(account: Account, late: Match, named: str, *, several: b
     lines = lone_lines(account, late.ranks)
     if replay is None or as_peers is None or not lines:
         return late
-    without = without_parts(parts_of_lines(account, lines, ranks=late.ranks), collectives=False)
-    if replay.period_ns - without(replay).period_ns < MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
+
+    def without(lines: Sequence[Line]) -> Change:
+        return without_parts(parts_of_lines(account, lines, ranks=late.ranks), collectives=False)
+
+    def saved_ns(lines: Sequence[Line]) -> float:
+        return replay.period_ns - without(lines)(replay).period_ns
+
+    if len(lines) > 1:  # one that takes next to nothing can be missing on the others by chance
+        lines = [line for line in lines if saved_ns([line]) >= NEGLIGIBLE * replay.period_ns]
+    if not lines or saved_ns(lines) < MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
         return late
-    return replace(late, change=without, **_alone(late.facts, named, lines, several=several))
+    return replace(late, change=without(lines), **_alone(late.facts, named, lines, several=several))
 
 
 def _alone(facts: Mapping[str, object], named: str, lines: Sequence[Line], *, several: bool) -> dict[str, Any]:
