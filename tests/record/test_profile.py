@@ -46,16 +46,9 @@ def test_default_folder_comes_from_the_environment(tmp_path, monkeypatch):
 
 
 def test_switches_reach_the_trace(tmp_path):
-    with stepscope.profile(
-        out=tmp_path / "run",
-        wait=0,
-        warmup=1,
-        active=1,
-        record_shapes=True,
-        with_stack=True,
-        profile_memory=True,
-        activities=[torch.profiler.ProfilerActivity.CPU],
-    ) as recording:
+    switches: dict[str, Any] = {"record_shapes": True, "with_stack": True, "profile_memory": True}
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=1, active=1, activities=cpu, **switches) as recording:
         train(recording)
     with gzip.open(tmp_path / "run" / "rank00000.pt.trace.json.gz") as f:
         trace = json.load(f)
