@@ -84,7 +84,7 @@ def caveats(document: Mapping[str, Any]) -> list[str]:
     if step.get("starved") and step_ms:
         took, waited = three_digits(step_ms + step["core_wait_ms"]), three_digits(step["core_wait_ms"])
         found.append(f"Overloaded machine: a step took {took} ms, {waited} of them waiting for a CPU core.")
-        found.append("Times here are without that wait.")
+        found.append("Times and rates here are without that wait.")
     if run.get("num_devices") and run["num_devices"] < run["num_ranks"]:
         whom, where = ("All ranks", "one device") if run["num_devices"] == 1 else ("Ranks", "devices")
         found.append(f"{whom} share {where} and slow each other down: savings are rough.")
@@ -97,6 +97,11 @@ def caveats(document: Mapping[str, Any]) -> list[str]:
         found.append(f"Times include profiler overhead{how}.")
     failed = [f"The job failed: {printable(run['failure'])}."] if run.get("failure") and run["num_steps"] else []
     return [*failed, *([" ".join(found)] if found else [])]
+
+
+def unread(document: Mapping[str, Any]) -> list[str]:
+    """Return what could not be read, without the missing ranks that the headline names."""
+    return [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
 
 
 def is_light(document: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from stepscope.document.sentence import (
     three_digits,
     time_text,
     together_text,
+    unread,
 )
 from stepscope.report.sheet_text import Row, broken, cut, painted, text_width, wrapped
 from stepscope.units import printable, rank_ranges
@@ -172,8 +173,7 @@ def _heading(view: _View) -> list[Row]:
         facts += ["step logs only", *([f"{three_digits(view.step_ms)} ms per step"] if view.step_ms else [])]
     if used["mfu"] is not None:
         facts.append(f"MFU {_percent(used['mfu'])} %")
-    step = view.document["step"]
-    if (rate := step.get("tokens_per_s")) and not step.get("starved"):  # no step was as short
+    if rate := view.document["step"].get("tokens_per_s"):
         facts.append(f"{rate:,.0f} tokens/s")
     if joules := (view.document.get("energy") or {}).get("j_per_step"):
         facts.append(f"{joules_text(joules)}/step")
@@ -203,7 +203,7 @@ def _opening(view: _View) -> list[Row]:
     rows = [row for part in whole for row in _whole_clauses(part, width, style="bold", most=3 if width >= 60 else 8)]
     for line in (*(one for one in reasons(document) if one != sentence), *(f"! {one}" for one in caveats(document))):
         rows += _whole_clauses(line, width, most=2 if width >= 60 else 6)
-    lost = [line for line in document.get("incomplete", ()) if not line.startswith("ranks missing")]
+    lost = unread(document)
     for line in lost[:1]:
         rows += wrapped(f"! {line}{f' (and {len(lost) - 1} more: -v)' * (len(lost) > 1)}", width, indent="  ", most=2)
     return [*rows, *(row for line in serving_lines(document)[:2] for row in wrapped(line, width, indent="  ", most=1))]

@@ -12,7 +12,7 @@ from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import report_json
 from stepscope.document.rows import plain
-from stepscope.document.sentence import caveats, headline_sentence, likely_text, reasons
+from stepscope.document.sentence import caveats, headline_sentence, likely_text, reasons, unread
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed
@@ -82,10 +82,7 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
         {**f, "likely": likely_text(f, step_ms, " ms")} if f["saving_alone_ms"] > 0 else f for f in report["findings"]
     ]
     shown["reasons"] = reasons(report)
-    lost = [
-        line for line in report.get("incomplete", ()) if not line.startswith("ranks missing")
-    ]  # the sentence says those
-    shown["caveats"] = [*caveats(report), *lost]
+    shown["caveats"] = [*caveats(report), *unread(report)]
     shown["details"] = {name: report["details"][name] for name in ("what_if", "code_trees", "training_lines")}
     # paths on the machine that made the page: not for those who read it
     shown["run"] = {name: value for name, value in report["run"].items() if name != "sources"}

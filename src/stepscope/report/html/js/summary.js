@@ -48,7 +48,7 @@ function cards(report) {
 }
 
 function stepWhy({ step, steadiness }) {
-  const rate = step.starved ? null : known(step.tokens_per_s) ? `${countText(Math.round(step.tokens_per_s))} tokens/s` : known(step.samples_per_s) ? `${countText(Math.round(step.samples_per_s))} samples/s` : null;
+  const rate = known(step.tokens_per_s) ? `${countText(Math.round(step.tokens_per_s))} tokens/s` : known(step.samples_per_s) ? `${countText(Math.round(step.samples_per_s))} samples/s` : null;
   const few = steadiness?.num_steps < 100, longest = (few ? steadiness?.max_ms : steadiness?.p99_ms) ?? 0;
   // The slowest step is one of those that a time is of: of the log, or of the recorded steps.
   const slowest = (source, ms) => (steadiness?.source === source && longest >= ms ? `, ${few ? "slowest" : "p99"} ${timeText(longest)}${steadiness.warm_up_steps ? " after warm-up" : ""}` : "");
