@@ -71,9 +71,9 @@ def test_query_of_a_trace_that_was_read_before_runs_no_scanner(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [
-        (["report", "{run}", "--json", "-"], 85, 380, {TERMINAL, PAGE, MASKED, OPENSSL}),
-        (["report", "{run}"], 89, 440, {PAGE, MASKED, OPENSSL}),
-        (["whatif", "{run}", "--set", "network=2x", "--json", "-"], 85, 425, {PAGE, MASKED, OPENSSL}),
+        (["report", "{run}", "--json", "-"], 87, 380, {TERMINAL, PAGE, MASKED, OPENSSL}),
+        (["report", "{run}"], 91, 440, {PAGE, MASKED, OPENSSL}),
+        (["whatif", "{run}", "--set", "network=2x", "--json", "-"], 87, 425, {PAGE, MASKED, OPENSSL}),
     ],
 )
 def test_command_imports_what_it_needs(run, words, most_own, most, without):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stepscope.contract.lateness import t_two_sided
+from stepscope.contract.student import t_two_sided
 from stepscope.stats import robust as under_test
 from stepscope.stats.robust import difference, slow_start, theil_sen, trend
 

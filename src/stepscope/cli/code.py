@@ -10,8 +10,9 @@ A line's cost includes what it called: lines do not add up. `saves`: saving if t
 
 import argparse
 
-from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, at_least_zero, warn_incomplete
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments, at_least_zero
 from stepscope.cli.outputs import show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import InputError
 
 

@@ -15,22 +15,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import (
-    above_zero,
-    add_cache_options,
-    add_force,
-    add_options,
-    as_given,
-    at_least_one,
-    opener_of,
-    raw_bytes_of,
-)
+from stepscope.cli.arguments import above_zero, add_cache_options, add_force, add_options, at_least_one
 from stepscope.cli.outputs import (
     reading_progress,
     say_with_answer,
     show,
     warn,
 )
+from stepscope.cli.run import as_given, opener_of, raw_bytes_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

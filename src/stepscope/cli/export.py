@@ -20,16 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import (
-    above_zero,
-    account_with,
-    add_json,
-    add_options,
-    add_run_arguments,
-    at_least_zero,
-    run_from,
-    whole_number,
-)
+from stepscope.cli.arguments import above_zero, add_json, add_options, add_run_arguments, at_least_zero, whole_number
 from stepscope.cli.outputs import (
     check_outputs,
     print_line,
@@ -41,6 +32,7 @@ from stepscope.cli.outputs import (
     write_pieces,
 )
 from stepscope.cli.record import steps_from
+from stepscope.cli.run import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.rows import TABLES
 from stepscope.errors import InputError, UsageError

@@ -11,9 +11,10 @@ name, and exits with 1 if one of the conditions is met.
 
 import argparse
 
-from stepscope.cli.arguments import add_html, add_json, add_run_arguments, report_of, take_command
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments, take_command
 from stepscope.cli.outputs import show, warn
 from stepscope.cli.record import check_one_of_both, record_command, steps_from
+from stepscope.cli.run import report_of
 from stepscope.record.config import RecordConfig, default_out
 
 _STEPS = "10:13"

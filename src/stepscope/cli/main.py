@@ -228,7 +228,7 @@ def _command(name: str, *arguments: str) -> int:
     gc.set_threshold(200_000, *thresholds[1:])  # imports make many objects and little garbage
     try:
         if any("://" in word for word in arguments):
-            from stepscope.cli.arguments import run_on_copies
+            from stepscope.cli.run import run_on_copies
 
             return run_on_copies(name, run, args)
         return int(run(args))

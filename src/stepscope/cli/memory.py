@@ -15,8 +15,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import account_from, add_html, add_json, add_run_options, at_least_zero, warn_incomplete
+from stepscope.cli.arguments import add_html, add_json, add_run_options, at_least_zero
 from stepscope.cli.outputs import show, warn
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ memory need a recording with them (`record --shapes --memory`). The 20 most expe
 
 import argparse
 
-from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, warn_incomplete
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments
 from stepscope.cli.outputs import show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.report.pages.code import KEYS, ops_sheet
 
 

@@ -23,18 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import (
-    add_force,
-    add_options,
-    add_run_arguments,
-    cached_page,
-    kind_of_input,
-    opener_of,
-    page_maker,
-    report_of,
-    run_entries,
-)
+from stepscope.cli.arguments import add_force, add_options, add_run_arguments
 from stepscope.cli.outputs import print_rendered, show, write_json, write_output
+from stepscope.cli.run import cached_page, kind_of_input, opener_of, page_maker, report_of, run_entries
 from stepscope.contract.run_folder import SCHEMA
 
 

@@ -15,17 +15,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import (
-    account_with,
-    add_html,
-    add_json,
-    add_run_options,
-    at_least_one,
-    cache_key,
-    raw_bytes_of,
-    run_from,
-)
+from stepscope.cli.arguments import add_html, add_json, add_run_options, at_least_one
 from stepscope.cli.outputs import check_outputs, print_rendered, show, warn, write_json, write_output
+from stepscope.cli.run import account_with, cache_key, raw_bytes_of, run_from
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

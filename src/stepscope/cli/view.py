@@ -22,17 +22,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.arguments import (
-    account_from,
-    add_run_arguments,
-    cached_page,
-    kind_of_input,
-    opener_of,
-    page_maker,
-    run_entries,
-    whole_number,
-)
+from stepscope.cli.arguments import add_run_arguments, whole_number
 from stepscope.cli.outputs import print_line
+from stepscope.cli.run import account_from, cached_page, kind_of_input, opener_of, page_maker, run_entries
 from stepscope.errors import UsageError
 from stepscope.units import printable
 

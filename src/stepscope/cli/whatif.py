@@ -12,8 +12,9 @@ Several settings are applied together, in order; then lines and modules are remo
 import argparse
 import re
 
-from stepscope.cli.arguments import account_from, add_html, add_json, add_run_arguments, warn_incomplete
+from stepscope.cli.arguments import add_html, add_json, add_run_arguments
 from stepscope.cli.outputs import show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.errors import UsageError
 from stepscope.whatif.keys import SETTINGS
 

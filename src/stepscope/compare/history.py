@@ -24,9 +24,9 @@ from stepscope.analyze.ledger import PRODUCTIVE, ledger_of
 from stepscope.analyze.log_stragglers import log_lateness
 from stepscope.analyze.sampled import load_run
 from stepscope.cache_files import content_key, open_trusted_file, write_trusted_file
-from stepscope.contract.lateness import t_quantile
 from stepscope.contract.redaction import redacted
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
+from stepscope.contract.student import t_quantile
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.cache import code_key
 from stepscope.document.report import report_json

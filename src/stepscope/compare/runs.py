@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.budget import PARTS
 from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, StepTimes
-from stepscope.contract.lateness import t_quantile, t_two_sided
+from stepscope.contract.student import t_quantile, t_two_sided
 from stepscope.document.rows import ms_or_none
 from stepscope.records import dataclass
 from stepscope.stats.change import WAIT_SHARES, Location, mean, unpaired, without_waits

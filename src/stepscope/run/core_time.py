@@ -4,7 +4,7 @@
     factor   (step - lost) / step
 
 Where much is lost, the clock of the step log runs slower by the factor. The trace's does not where a rank is alone and
-has a list of its waits for a core (`record/helper/telemetry.py`): its clock stops in each of them. The end of a
+has a list of its waits for a core (`record/helper/core_waits.py`): its clock stops in each of them. The end of a
 wait is known to a millisecond or so, and no event of the thread begins or ends in it: it is in a pause between two.
 
 Without the list each part of a step has lost as much of its time: a rank that is alone has a factor for each step, or

@@ -19,7 +19,7 @@ from math import exp, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.lateness import t_quantile, t_two_sided
+from stepscope.contract.student import t_quantile, t_two_sided
 from stepscope.records import dataclass
 from stepscope.stats.robust import centre, detectable, mean_errors, typical, welch
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.lateness import normal, t_quantile, t_two_sided
+from stepscope.contract.student import normal, t_quantile, t_two_sided
 from stepscope.records import ArrayRecord, Row, dataclass
 
 _Kind = TypeVar("_Kind", bound=np.generic)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.cli.arguments import opener_of
+from stepscope.cli.run import opener_of
 from stepscope.errors import InputError
 from stepscope.lab.cli import results as bench
 from stepscope.lab.results.folder import compare_bench_json, read_bench_results

@@ -23,7 +23,6 @@ from stepscope.cli.arguments import (
     ExtendWorldSizes,
     HelpFormatter,
     above_zero,
-    account_from,
     add_flags,
     add_force,
     add_options,
@@ -31,10 +30,10 @@ from stepscope.cli.arguments import (
     at_least_one,
     at_least_zero,
     size_bytes,
-    warn_incomplete,
     world_sizes,
 )
 from stepscope.cli.outputs import say_with_answer, show
+from stepscope.cli.run import account_from, warn_incomplete
 from stepscope.contract.operations import OPERATIONS
 from stepscope.errors import UsageError
 from stepscope.lab.predict.closed_form import Fabric, Link

@@ -581,7 +581,7 @@ class Writer:
     def _watch_core(self, native_id: int) -> None:
         if self.world_size > 1 or (self.facts.get("device") or {}).get("kind") != "cpu":
             return  # what a device computes needs no core, and ranks need one clock for all
-        from stepscope.record.helper.telemetry import CoreWaits
+        from stepscope.record.helper.core_waits import CoreWaits
 
         self.core_waits = self.core_waits or CoreWaits()
         self.core_waits.begin(self.parent, native_id)
