@@ -147,7 +147,7 @@ def launch(
         ranks = []
         for rank in here:
             own = launched.of_session(session) if launched else _place(rank, world_size, folder)
-            ranks.append(_Rank(rank, path, {**_environment(own), **(environ or {})}, Path(folder)))
+            ranks.append(_Rank(rank, path, {**_environment(own), **(environ or {})}, Path(folder), out))
         follow = []
         if 0 in here and on_record:
             follow.append(_Follower(out / rank_file(0, SAMPLES), lambda line: on_record(json.loads(line))))
@@ -166,9 +166,13 @@ def launch(
         except KeyboardInterrupt:  # pressed again, or raised by a callback: the records are read from the files below
             message, interrupted = _STOPPED, True
     records = tuple(records_of(out, rank) for rank in here)
-    if all(any(r["what"] == "done" for r in mine) for mine in records):
+    if all(map(_is_done, records)):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
     return LaunchResult(tuple(rank.exit_code for rank in ranks), records, message, interrupted)
+
+
+def _is_done(records: Records) -> bool:
+    return any(r["what"] == "done" for r in records)
 
 
 def records_of(out: Path, rank: int) -> Records:
@@ -215,8 +219,8 @@ def _environment(place: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Rank:
-    def __init__(self, rank: int, plan: Path, environ: dict[str, str], folder: Path) -> None:
-        self.rank, self.ended_by_us = rank, False
+    def __init__(self, rank: int, plan: Path, environ: dict[str, str], folder: Path, records: Path) -> None:
+        self.rank, self.ended_by_us, self._records = rank, False, records
         self.said, self._errors = folder / f"{rank}.out", folder / f"{rank}.err"
         with self.said.open("wb") as out, self._errors.open("wb") as err:
             self.process = subprocess.Popen(
@@ -230,6 +234,10 @@ class _Rank:
     @property
     def exit_code(self) -> int | None:
         return None if self.ended_by_us else self.process.poll()
+
+    @property
+    def done(self) -> bool:
+        return _is_done(records_of(self._records, self.rank))
 
     @property
     def reason(self) -> str:
@@ -261,7 +269,7 @@ class _Follower:
 def _wait_for_ranks(
     ranks: Sequence[_Rank], follow: Sequence[_Follower], *, deadline_s: float, limit_s: float
 ) -> str | None:
-    while any(rank.process.poll() is None for rank in ranks) and not any(rank.process.poll() for rank in ranks):
+    while any(rank.process.poll() is None for rank in ranks) and not _failed(ranks):
         if time.monotonic() > deadline_s:
             return f"not finished after {limit_s:.0f} s; raise --limit-s or ask for fewer steps"
         for one in follow:
@@ -273,6 +281,12 @@ def _wait_for_ranks(
     while time.monotonic() < until_s and any(rank.process.poll() is None for rank in ranks):
         time.sleep(_POLL_S)
     return min((rank for rank in ranks if rank.process.poll()), key=_blame).reason
+
+
+def _failed(ranks: Sequence[_Rank]) -> bool:
+    # One that fails while it ends, after its last record, does not keep the others from writing theirs.
+    failed = [rank for rank in ranks if rank.process.poll()]
+    return any(not rank.done for rank in failed) or (bool(failed) and all(rank.done for rank in ranks))
 
 
 def _blame(rank: _Rank) -> tuple[int, int]:
