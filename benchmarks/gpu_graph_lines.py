@@ -9,21 +9,22 @@ and `fused` with `compiled`, which run those of the compiler. A row is the large
 modules) with 2 % of the device's time or more, in percent of the device's time per step; the aim is 5 %.
 """
 
+import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-STEPS, FIRST, LAST = 40, 20, 26
+STEPS, WARM, FIRST, LAST = 40, 8, 20, 26
+LIMIT_S = 200  # for all forms to be compiled; then those that are ready begin
 PAIRS = {"graphed": "eager", "whole": "eager", "compiled": "fused"}
 MODES = ("train", "infer")
 
 
-def run(name, form, mode, steps=STEPS):
-    """Run a job in one form; in inference the step is the model alone."""
+def run(name, form, mode, out="", expected="0"):
+    """Run a job in one form, after its turn has come; in inference the step is the model alone."""
     import gpu_graphs
     import torch
 
@@ -38,25 +39,18 @@ def run(name, form, mode, steps=STEPS):
         job_class.step = base.step = infer
         job_class.loss = lambda _job, _out: torch.zeros((), device=gpu_graphs.DEVICE, requires_grad=True)
     step: Any = gpu_graphs.made(name, form)
-    for _ in range(steps):
+    for _ in range(WARM):
         step()
     gpu_graphs.synchronize()
+    with gpu_graphs.turn(f"{name}.{form}.{mode}", Path(out), int(expected)) if out else contextlib.nullcontext():
+        for _ in range(STEPS - WARM):
+            step()
+        gpu_graphs.synchronize()
 
 
-def record(folder, name, form, mode, *options):
-    command = [
-        sys.executable,
-        "-m",
-        "stepscope",
-        "record",
-        "--out",
-        str(folder),
-        "--steps",
-        f"{FIRST}:{LAST}",
-        *options,
-    ]
-    job = [sys.executable, __file__, "run", name, form, mode]
-    return subprocess.run([*command, "--", *job], check=False).returncode
+def recording(folder, job, *options):
+    command = [sys.executable, "-m", "stepscope", "record", "--out", str(folder), "--steps", f"{FIRST}:{LAST}"]
+    return [*command, *options, "--", sys.executable, __file__, "run", *job]
 
 
 def sums(folder):
@@ -96,7 +90,8 @@ def show(out):
 def memory_cost(out, name):
     """Print the median step outside the window with and without --memory, in turns."""
     for k in range(6):
-        record(out / f"memory{k % 2}.{k}", name, "eager", "train", *(["--memory"] if k % 2 else []))
+        folder, options = out / f"memory{k % 2}.{k}", ["--memory"] if k % 2 else []
+        subprocess.run(recording(folder, (name, "eager", "train"), *options), check=False)
     for with_memory in (0, 1):
         medians = []
         for folder in sorted(out.glob(f"memory{with_memory}.*")):
@@ -111,7 +106,6 @@ def memory_cost(out, name):
 def main():
     what, *rest = sys.argv[1:]
     if what == "run":
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
         run(*rest)
         return
     out = Path(rest[0])
@@ -120,12 +114,16 @@ def main():
         memory_cost(out, rest[1])
         return
     if what == "all":
+        import gpu_graphs  # torch is not needed for the table
+
         names = rest[1].split(",") if len(rest) > 1 else ["resnet50", "llama", "perceptron"]
-        for name in names:
-            for mode in MODES:
-                for form in ("eager", "fused", *PAIRS):
-                    code = record(out / f"{name}.{mode}.{form}", name, form, mode, "--graphs")
-                    print(f"{name} {mode} {form}: {'recorded' if not code else f'ended with {code}'}", flush=True)
+        forms = [(name, form, mode) for name in names for mode in MODES for form in ("eager", "fused", *PAIRS)]
+
+        def command(job):
+            name, form, mode = job
+            return recording(out / f"{name}.{mode}.{form}", (*job, str(out), str(len(forms))), "--graphs")
+
+        gpu_graphs.in_turns(forms, out, LIMIT_S, command)
     show(out)
 
 

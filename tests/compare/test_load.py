@@ -54,3 +54,16 @@ def test_waits_that_were_not_recorded_leave_the_step_as_it_is() -> None:
     unknown = StepSamples("r", series, None, None, None, None)
     found = compared(unknown, run(30, 5))
     assert found.code is None and headline(found).startswith("B is faster: 50.0 → 35.0 ms per step")
+
+
+def test_where_one_step_in_four_waits_for_all_the_step_is_their_mean() -> None:
+    """A loader with four workers brings four batches at a time: the typical step is no answer."""
+
+    def loading(ms: float, seed: int) -> StepSamples:
+        steps = 3 + np.where(np.arange(STEPS) % 4, 0.0, ms) + 0.1 * np.random.default_rng(seed).standard_normal(STEPS)
+        return StepSamples("r", StepTimes((steps * 1e6).astype(np.int64), 0, "step logs"), None, None, None, None)
+
+    found = compared(run(70, 0), loading(56, 1))
+    assert found.of_all and found.difference.low <= 3 + 56 / 4 - 70 <= found.difference.high
+    slower = compared(loading(56, 2), loading(116, 3)).difference
+    assert slower.significant and slower.low <= 60 / 4 <= slower.high

@@ -102,6 +102,9 @@ def test_slower_steps_now_and_then_show_in_the_mean() -> None:
     assert found["verdict"] == REGRESSION
     assert found["changes"]["mean"]["low_pct"] > 0 > found["changes"]["typical"]["low_pct"]
     assert "some steps only" in found["reason"]
+    found = gate(0, change=-0.8, every=2)  # half of the steps are short: the others recur as long ones
+    assert found["step"] == "mean" and -45 < found["changes"]["mean"]["pct"] < -35
+    assert f"faster by {found['changes']['mean']['pct']:.1f} %" in found["reason"]
 
 
 def test_faster_is_no_regression_and_ends_at_the_first_test() -> None:

@@ -170,6 +170,7 @@ def compare_json(
         {
             **head(a=a, b=b),
             "basis": step.basis,
+            "step": "mean" if step.of_all else "typical",
             "verdict": verdict_of(step.code or step.difference),
             "headline": headline(step),
             "step_ms": difference_json(step.difference),

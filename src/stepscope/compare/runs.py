@@ -14,7 +14,7 @@ from stepscope.compare.samples import PerStepTimes, RunSamples, StepSamples, Ste
 from stepscope.contract.student import t_quantile, t_two_sided
 from stepscope.document.rows import ms_or_none
 from stepscope.records import dataclass
-from stepscope.stats.change import WAIT_SHARES, Location, mean, unpaired, without_waits
+from stepscope.stats.change import WAIT_SHARES, Location, location_of, mean, unpaired, without_waits
 from stepscope.stats.robust import CONFIDENCE, MIN_SAMPLES, Difference, detectable, holm, mean_errors, same, typical
 from stepscope.units import NS_PER_MS, ms
 
@@ -136,12 +136,14 @@ _HALF_SHARE = (WAIT_SHARES[1] - WAIT_SHARES[0]) / 2
 class StepDifference:
     """The step of two sides."""
 
-    #: ms; mean of the middle half of the steps
+    #: ms
     difference: Difference
     #: `unprofiled` or `profiled`: what the step times are
     basis: str
     #: whether they are those of the step logs; if not they are the profiled periods
     logged: bool
+    #: whether it is the mean of all steps, because long ones recur, and not of the middle half
+    of_all: bool = False
     #: the same steps without waits for a core; None where these are unknown
     code: Difference | None = None
     #: by side, ms per step of the training thread: its waits for a core, its CPU time; None where unknown
@@ -181,15 +183,20 @@ def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepD
     """Return the difference of the step: without the profiler where that is known of all runs, else with it."""
     runs = [*a, *b]
     if all(r.logged is not None and len(r.logged.dur_ns) >= MIN_SAMPLES for r in runs):
-        found, (waits, cpu) = step_change(_wall(a), _wall(b)), _thread_times(a, b)
-        return StepDifference(found, UNPROFILED, True, _code(a, b), waits, cpu)
-    measured = step_change(_series(a, "periods"), _series(b, "periods"))
+        walls, known = (_wall(a), _wall(b)), _without_core_waits(a, b)
+        location = location_of(*(walls if known is None else known[0]))
+        waits, cpu = _thread_times(a, b, location=location)
+        found, code = step_change(*walls, location=location), known and _code(*known, location=location)
+        return StepDifference(found, UNPROFILED, True, location is mean, code, waits, cpu)
+    periods = _series(a, "periods"), _series(b, "periods")
+    location = location_of(*periods)
+    measured, of_all = step_change(*periods, location=location), location is mean
     values = [[ms(r.unprofiled_ns) for r in side if r.unprofiled_ns is not None] for side in (a, b)]
     if len(values[0]) + len(values[1]) < len(runs):
-        return StepDifference(measured, PROFILED, False)
+        return StepDifference(measured, PROFILED, False, of_all)
     note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
     found = _recentred(measured, float(np.mean(values[0])), float(np.mean(values[1])))
-    return StepDifference(found, UNPROFILED, False, notes=(note,))
+    return StepDifference(found, UNPROFILED, False, of_all, notes=(note,))
 
 
 def step_change(a: Sequence[Floats], b: Sequence[Floats], *, location: Location = typical) -> Difference:
@@ -207,11 +214,13 @@ def _location_of(side: Sequence[Floats], location: Location) -> float:
     return float(np.exp(np.mean(known))) if known else nan
 
 
-def _code(*sides: Sequence[StepSamples]) -> Difference | None:
-    """Return the difference without waits for a core, None where these are unknown.
+_Sides = Sequence[Sequence[Floats]]  # by side: its runs
+_Code = tuple[_Sides, _Sides, float]
 
-    The interval is wider by the change of the waits, as far as these are known or the step includes them: the machine
-    may have changed the step by that.
+
+def _without_core_waits(*sides: Sequence[StepSamples]) -> _Code | None:
+    """Return the steps without waits for a core, those waits (by side: steps of its runs), and the share of them that
+    may be wrong; None where they are unknown.
     """
     runs = [[np.array([r.logged.wall_ms, waits]) for r in side if r.logged and (waits := r.logged.waits_ms) is not None]
             for side in sides]  # fmt: skip
@@ -220,17 +229,27 @@ def _code(*sides: Sequence[StepSamples]) -> Difference | None:
     runs = [[run[:, np.isfinite(run[1])] for run in side] for side in runs]
     one_thread = all(r.logged and r.logged.one_thread for side in sides for r in side)
     share, error = (1.0, _WAIT_ERROR) if one_thread else (_waits_share([*runs[0], *runs[1]]), _HALF_SHARE)
-    found = step_change(*([without_waits(run, share) for run in side] for side in runs))
+    steps = [[without_waits(run, share) for run in side] for side in runs]
+    return steps, [[run[1] for run in side] for side in runs], error
+
+
+def _code(steps: _Sides, waits: _Sides, error: float, *, location: Location) -> Difference:
+    """Return the difference without waits for a core.
+
+    The interval is wider by the change of the waits, as far as these are known or the step includes them: the machine
+    may have changed the step by that.
+    """
+    found = step_change(*steps, location=location)
     if found.p_value is None:
         return found
-    before, after = (float(np.mean([typical(run[1]) for run in side])) for side in runs)
+    before, after = (float(np.mean([location(run) for run in side])) for side in waits)
     moved = error * abs(after - before)
     low, high = max(found.low - moved, -found.a), found.high + moved
     p_value = found.p_value if low * high > 0 else max(found.p_value, 1 - CONFIDENCE)
     return Difference(found.a, found.b, low, high, p_value, (found.detectable or 0.0) + moved)
 
 
-def _thread_times(*sides: Sequence[StepSamples]) -> Iterator[tuple[float | None, ...]]:
+def _thread_times(*sides: Sequence[StepSamples], location: Location) -> Iterator[tuple[float | None, ...]]:
     logged = [[run.logged for run in side if run.logged is not None] for side in sides]
     of_waits = [[run.waits_ms for run in side] for side in logged]
     of_cpu = [[None if run.cpu_ns is None else run.cpu_ns / NS_PER_MS for run in side] for side in logged]
@@ -238,7 +257,7 @@ def _thread_times(*sides: Sequence[StepSamples]) -> Iterator[tuple[float | None,
         yield tuple(
             None
             if any(ms is None for ms in side)
-            else float(np.mean([typical(ms[np.isfinite(ms)]) for ms in side if ms is not None]))
+            else float(np.mean([location(ms[np.isfinite(ms)]) for ms in side if ms is not None]))
             for side in known
         )
 

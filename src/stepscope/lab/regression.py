@@ -1,18 +1,20 @@
 """Is the head of a change slower than its base? Answered from rounds in which both ran in turn.
 
 The change is that of `stepscope.stats.change`, without the share of the waits for a core by which the rounds agree
-best. Two steps are tested: the typical one of `stepscope compare`, and the mean, which includes work of some steps
-only. A regression is a change whose interval is above 0 and reaches the threshold; it needs rounds of at least two
-starts of the job. The rounds are judged several times, after 8, 16 and 32 for example, and the false-alarm rate is that
-of all these tests together.
+best. Two steps are tested: the typical one, and the mean, which includes work of some steps only; `step` is the one
+that stands for the runs, as in `stepscope compare`. A regression is a change whose interval is above 0 and reaches the
+threshold; it needs rounds of at least two starts of the job. The rounds are judged several times, after 8, 16 and 32
+for example, and the false-alarm rate is that of all these tests together.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from stepscope.lab.experiment import Rounds
-from stepscope.stats.change import Change, load_share, mean, without_waits
+from stepscope.stats.change import Change, load_share, location_of, mean, without_waits
 from stepscope.stats.robust import median, typical
 
 REGRESSION, NO_REGRESSION, UNDECIDED = "regression", "no regression", "undecided"
@@ -35,10 +37,12 @@ def looks_of(rounds: int, most: int | None) -> tuple[int, ...]:
 def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks: int = 1) -> dict[str, Any]:
     """Return whether head is slower, from at least `MIN_ROUNDS` rounds, as keys of the JSON of `stepscope gate`.
 
-    `base_step_ms` and `head_step_ms` are medians over rounds of the typical step, without the waits for a core.
+    `base_step_ms` and `head_step_ms` are medians over rounds of the `step`, without the waits for a core.
     """
     pairs = found.pairs(HEAD)
     share = load_share(*([trial.steps for trial in side] for side in zip(*pairs, strict=True)))
+    code = [np.concatenate([without_waits(trial.steps, share) for trial in side]) for side in zip(*pairs, strict=True)]
+    step = "mean" if location_of(code) is mean else "typical"
     changes = {
         name: change
         for name, location in _STEPS.items()
@@ -57,16 +61,17 @@ def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks:
     verdict = UNDECIDED
     if any(change.slower and change.high >= most for change in changes.values()):
         verdict = REGRESSION if starts >= MIN_STARTS else UNDECIDED
-    elif changes["typical"].high < most:
+    elif changes[step].high < most:
         verdict = NO_REGRESSION
     (base_ms, base_whole_ms), (head_ms, head_whole_ms) = (
-        [median([float(typical(without_waits(trial.steps, part))) for trial in side]) for part in (share, 0.0)]
+        [median([float(_STEPS[step](without_waits(trial.steps, part))) for trial in side]) for part in (share, 0.0)]
         for side in zip(*pairs, strict=True)
     )
     in_pct = {name: _pct(change) for name, change in changes.items()}
     return {
         "verdict": verdict,
-        "reason": _reason(verdict, in_pct["typical"], in_pct["mean"], len(pairs), threshold_pct),
+        "reason": _reason(verdict, in_pct, step, len(pairs), threshold_pct),
+        "step": step,
         "threshold_pct": threshold_pct,
         "false_alarm_pct": false_alarm_pct,
         "rounds": len(pairs),
@@ -82,7 +87,7 @@ def judge(found: Rounds, *, threshold_pct: float, false_alarm_pct: float, looks:
 
 def bencher_metrics(document: Mapping[str, Any], *, name: str) -> dict[str, Any]:
     """Return the head's step as Bencher Metric Format: latency in ns, and the change in percent."""
-    change, base_ns = document["changes"]["typical"], document["base_step_ms"] * 1e6
+    change, base_ns = document["changes"][document["step"]], document["base_step_ms"] * 1e6
     bounds = {"value": "pct", "lower_value": "low_pct", "upper_value": "high_pct"}
     return {
         name: {
@@ -98,9 +103,12 @@ def _pct(change: Change) -> dict[str, float]:
 
 
 def _reason(
-    verdict: str, middle: Mapping[str, float], whole: Mapping[str, float], rounds: int, threshold_pct: float
+    verdict: str, changes: Mapping[str, Mapping[str, float]], step: str, rounds: int, threshold_pct: float
 ) -> str:
-    shown, of_mean = (f"{c['pct']:+.1f} % ({c['low_pct']:+.1f} to {c['high_pct']:+.1f})" for c in (middle, whole))
+    middle = changes["typical" if verdict == REGRESSION else step]
+    shown, of_mean = (
+        f"{c['pct']:+.1f} % ({c['low_pct']:+.1f} to {c['high_pct']:+.1f})" for c in (middle, changes["mean"])
+    )
     if verdict == REGRESSION and middle["low_pct"] > 0:
         return f"the step of head is slower by {shown}"
     if verdict == REGRESSION:

@@ -1,6 +1,6 @@
 """How many times as long is B's step as A's, and how sure is that? One statistic of every comparison of step times.
 
-    step of a run     mean of the middle half of its steps (`typical`), or of all of them
+    step of a run     mean of the middle half of its steps (`typical`); of all of them where long ones recur
     rounds            runs of A and B made in turn; log(step of B / step of A), so a slowdown of the whole round cancels
     change            Hodges-Lehmann centre over rounds: a few disturbed rounds do not move it
     standard error    the widest of: signed ranks over rounds; between starts of the job; with fewer than three rounds
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from stepscope.contract.student import t_quantile, t_two_sided
 from stepscope.records import dataclass
-from stepscope.stats.robust import centre, detectable, mean_errors, typical, welch
+from stepscope.stats.robust import centre, detectable, mean_errors, recurring_long, typical, welch
 
 Floats = npt.NDArray[np.float64]
 #: one number for each row of steps
@@ -85,6 +85,15 @@ def mean(rows: Floats) -> Floats:
     return np.asarray(rows.mean(axis=-1))
 
 
+def location_of(*sides: Sequence[npt.ArrayLike]) -> Location:
+    """Return which step stands for these runs: where long steps recur in any of them, the mean of all its steps.
+
+    >>> location_of([[4.0, 4, 60, 4, 4, 4, 60, 4]]) is mean, location_of([[4.0, 4, 60, 4, 4, 4, 5, 4]]) is mean
+    (True, False)
+    """
+    return mean if any(recurring_long(run).any() for side in sides for run in side) else typical
+
+
 def paired(
     a: Sequence[npt.ArrayLike],
     b: Sequence[npt.ArrayLike],
@@ -114,7 +123,7 @@ def paired(
     if 1 < len(of_starts) < len(ratios):
         errors.append((float(of_starts.std(ddof=1)) / sqrt(len(of_starts)), len(ratios) - 1.0))
     if len(ratios) < _ENOUGH_ROUNDS:
-        errors.append(_within([*ours, *theirs], len(ratios)))
+        errors.append(_within([*ours, *theirs], len(ratios), location))
     return _change(found.value, errors, (ours, theirs), tests, false_alarms, rounds=len(ratios))
 
 
@@ -131,7 +140,7 @@ def unpaired(
     if not all(sides):
         return None
     logs = [np.array([_log(run, location) for run in side]) for side in sides]
-    errors = [_added([_within(side, len(side)) for side in sides])]
+    errors = [_added([_within(side, len(side), location) for side in sides])]
     several = sum(len(side) - 1 for side in sides)
     if several:
         pooled = sum(float(one.var()) * len(one) for one in logs) / several
@@ -153,9 +162,12 @@ def _means_by(values: Floats, group: Sequence[int]) -> Floats:
     return np.array([centre(values[groups == one]).value for one in dict.fromkeys(group)])
 
 
-def _within(runs: Sequence[Floats], rounds: int) -> tuple[float, float]:
+def _within(runs: Sequence[Floats], rounds: int, location: Location) -> tuple[float, float]:
     """Return the standard error by the steps of several runs, of the mean over rounds of their logarithms."""
-    each = [mean_errors(np.log(np.maximum(run, _TINY))[:, None], trim=_TRIM) for run in runs]
+    if location is mean:
+        each = [mean_errors((run / max(float(run.mean()), _TINY))[:, None]) for run in runs]
+    else:
+        each = [mean_errors(np.log(np.maximum(run, _TINY))[:, None], trim=_TRIM) for run in runs]
     error, df = _added([(float(se[0]), float(df[0])) for se, df in each])
     return error / rounds, df
 

@@ -55,6 +55,9 @@ RESULT = "gate.json"
 # short enough for both to see the same load of the machine
 _TURN_MS = 100
 _MAX_TURN = 300
+# a round of the loader's workers, of which one step waits for all of it; unless that takes too long
+_LEAST_TURN = 8
+_LONG_TURN_MS = 1_000
 # after a start, untimed
 _WARM_TURNS = 2
 _FIRST_STEPS = 25
@@ -256,8 +259,9 @@ class _Trials(JobTrials):
         turns = Turns([partial(job, side) for side in order])
         try:
             with sigterm_raises(), turns:
-                fitting = round(_TURN_MS * NS_PER_MS / max(turns.step_ns, 1))
-                self.steps = self._given_steps or self.steps or min(_MAX_TURN, max(1, fitting))
+                step_ms = max(turns.step_ns, 1) / NS_PER_MS
+                fitting = max(_TURN_MS / step_ms, min(_LEAST_TURN, _LONG_TURN_MS / step_ms))
+                self.steps = self._given_steps or self.steps or min(_MAX_TURN, max(1, round(fitting)))
                 for _ in range(_WARM_TURNS + num):
                     for k in range(len(order)):
                         turns.run(k, self.steps)

@@ -67,8 +67,8 @@ def gate_sheet(found: Mapping[str, Any]) -> Sheet:
     steps = table_of(
         found["changes"],
         ("step", "text", lambda name: name),
-        ("base", "ms", lambda name: found["base_step_ms"] if name == "typical" else None),
-        ("head", "ms", lambda name: found["head_step_ms"] if name == "typical" else None),
+        ("base", "ms", lambda name: found["base_step_ms"] if name == found["step"] else None),
+        ("head", "ms", lambda name: found["head_step_ms"] if name == found["step"] else None),
         ("change", "signed_pct", lambda name: found["changes"][name]["pct"]),
         ("from", "signed_pct", lambda name: found["changes"][name]["low_pct"]),
         ("to", "signed_pct", lambda name: found["changes"][name]["high_pct"]),

@@ -10,6 +10,7 @@ from stepscope.report.charts import WIDE, Axis, Bar, Lane, Line, bar_chart, lane
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.page_data import Slices, grid_of
 from stepscope.report.html.timeline_data import slices_of
+from stepscope.report.pages.compare import STEP
 from stepscope.report.pictures import PART_COLOUR
 from stepscope.report.sheet import unit_text
 from stepscope.report.step_pictures import legend_of, rank_lanes
@@ -54,7 +55,7 @@ def step_times(document: Document) -> Drawing | None:
         lines += [Line(name, points, colour, "dots", radius=2)] if points else []
         lines += [Line("", [(0, level), (len(points) - 1, level)], colour, dashed=True)] if points and level else []
     x, y = Axis("step, warm-up left out", "count", zero=False), Axis("step time", "ms", zero=False)
-    note = ["Dashed: the mean of the middle half."]
+    note = [f"Dashed: the {STEP[document['step']]}."]
     return line_chart("Step times", lines, x, y, width=WIDE, notes=note) if lines else None
 
 

@@ -61,6 +61,10 @@ def comparison_sheet(document: Document, *, lanes: "Sequence[Drawing]" = ()) -> 
     )
 
 
+#: by the step that stands for the runs
+STEP = {"typical": "mean of the middle half", "mean": "mean of all, since long ones recur"}
+
+
 def _cards(document: Document) -> tuple[Values, ...]:
     step, verdict = document["code_ms"] or document["step_ms"], document["verdict"]
     counts = [sum(run["num_steps"] for run in document[side]["runs"]) for side in _SIDES]
@@ -70,7 +74,7 @@ def _cards(document: Document) -> tuple[Values, ...]:
     in_ms = [unit_text(step[end], "signed_ms") for end in ("low", "high")]
     tone, least = _TONES.get(verdict, ""), step["smallest_detectable"]
     without = ", without waits for a CPU core" if document["code_ms"] else ""
-    said = f"{document['basis']} steps, mean of the middle half{without}"
+    said = f"{document['basis']} steps, {STEP[document['step']]}{without}"
     cards = [
         card("Verdict", f"B is {verdict}" if verdict in _TONES else verdict, why=known, tone=tone),
         card("Step", f"{unit_text(step['a'], 'ms')} → {unit_text(step['b'], 'ms')}", why=said),
