@@ -28,6 +28,8 @@ def run(name, form, mode, out="", expected="0"):
     import gpu_graphs
     import torch
 
+    import stepscope
+
     job_class: Any = gpu_graphs.JOBS[name]
     base: Any = gpu_graphs.Job
     if mode == "infer":
@@ -38,13 +40,16 @@ def run(name, form, mode, out="", expected="0"):
 
         job_class.step = base.step = infer
         job_class.loss = lambda _job, _out: torch.zeros((), device=gpu_graphs.DEVICE, requires_grad=True)
-    step: Any = gpu_graphs.made(name, form)
-    for _ in range(WARM):
-        step()
-    gpu_graphs.synchronize()
-    with gpu_graphs.turn(f"{name}.{form}.{mode}", Path(out), int(expected)) if out else contextlib.nullcontext():
-        for _ in range(STEPS - WARM):
+    with contextlib.ExitStack() as opened:
+        marks: Any = opened.enter_context(stepscope.profile()) if mode == "infer" else None  # no optimizer ends a step
+        step: Any = gpu_graphs.made(name, form)
+        for k in range(STEPS):
+            if k == WARM and out:
+                gpu_graphs.synchronize()
+                opened.enter_context(gpu_graphs.turn(f"{name}.{form}.{mode}", Path(out), int(expected)))
             step()
+            if marks is not None:
+                marks.step()
         gpu_graphs.synchronize()
 
 
@@ -73,7 +78,7 @@ def difference(mine, other, whole):
 def show(out):
     print(f"{'job':14s}{'mode':6s}{'form':10s}{'lines':>8s}{'modules':>9s}  largest")
     within = []
-    for folder in sorted(out.glob("*.*.*")):
+    for folder in sorted(path for path in out.glob("*.*.*") if path.is_dir()):
         name, mode, form = folder.name.split(".")
         against = out / f"{name}.{mode}.{PAIRS.get(form, '')}"
         if form not in PAIRS or not against.is_dir():

@@ -78,6 +78,7 @@ def test_recording_does_not_break_a_graph_capture(tmp_path: Path) -> None:
         for _ in range(3):
             model(x).sum().backward()
             recording.step()
+        torch.cuda._sleep(1_000_000_000)  # the last step's end is still to come while the graph is captured
         with torch.cuda.graph(graph):
             loss = model(x).sum()
             recording.step()  # a step that ends inside the capture has no device time, and does no harm

@@ -103,6 +103,12 @@ def test_a_wrong_unit_is_said_before_the_job_starts(tmp_path: Path) -> None:
     assert ": give loader, optimizer" in done.stderr
 
 
+def test_a_replay_of_a_graph_that_holds_the_whole_step_is_a_step(tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("whole_step_graph.py", "20"), "--steps", "10:14")
+    assert [line["step"] for line in steps(tmp_path)] == list(range(23))
+    assert "profiled steps 10-13 of 1 rank" in done.stderr
+
+
 def test_what_recurs_has_regions_of_its_own(tmp_path: Path) -> None:
     plain = started(script("recurs.py"), tmp_path)
     done = recorded(tmp_path, script("recurs.py"))

@@ -349,12 +349,14 @@ class DeviceTimer:
     def finished(self, *, all_of_them: bool = False) -> list[tuple[dict[str, Any], int | None]]:
         """Return `(line, device time in ns)` of the steps whose end has passed, oldest first.
 
-        The time is None for a step without a beginning, and for one given up because too many wait.
+        The time is None for a step without a beginning, and for one given up because too many wait. Nothing is queried
+        while a CUDA graph is captured: that would break the capture.
         """
         out: list[tuple[dict[str, Any], int | None]] = []
+        capturing = bool(self._pending) and self._is_capturing()
         while self._pending:
             lines, begin, end = self._pending[0]
-            passed = end is None or end.query()
+            passed = end is None or (not capturing and end.query())
             if not (passed or all_of_them or len(self._pending) > _MAX_PENDING):
                 break
             self._pending.popleft()

@@ -13,6 +13,7 @@ import stepscope
 from stepscope.contract.run_folder import trace_file
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.graph_capture import GraphCaptures
+from stepscope.record.window.guards import ProfilerGuard
 from stepscope.run.side_files import read_kernel_lines
 
 
@@ -83,6 +84,14 @@ def replay(folder, count):
             r._add("kernel", f"kernel{node}", t + 50 + 200 * node, t + 50 + 200 * node + took, pid=0, tid=7, args=args)
     r.write(folder)
     assert (folder / trace_file(0)).exists()
+
+
+def test_the_profiler_is_free_for_the_window_after_a_capture(captures):
+    guard = ProfilerGuard()
+    guard.install()
+    captured(Model())
+    guard.remove()
+    assert guard.is_free() and captures._files
 
 
 def test_replayed_kernels_have_the_executing_lines_and_the_modules_of_the_capture(captures, tmp_path):

@@ -33,6 +33,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
             assert enable_timing
 
         def query(self) -> bool:
+            assert not device.capturing, "this breaks the capture"
             return self.at_ms <= device.done_ms
 
         def elapsed_time(self, end: "Event") -> float:
@@ -71,6 +72,7 @@ def test_a_step_that_is_captured_into_a_graph_has_no_time_nor_has_the_next(devic
     first = end_step(timer, device, 100)
     device.capturing = True
     captured = end_step(timer, device, 200)
+    assert timer.finished() == []
     device.capturing = False
     after, later = end_step(timer, device, 300), end_step(timer, device, 450)
     assert timer.finished() == [(first, None), (captured, None), (after, None), (later, 150_000_000)]

@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -209,8 +210,8 @@ _KEY: Any = -1
 class OptimizerHooks:
     """The two global hooks, which torch keeps in dictionaries rather than attributes."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, graphs: "GraphSteps") -> None:
+        self._loop, self._graphs = loop, graphs
         self._hooks: tuple[Any, Any] = (self._begins, self._ends)
         loop.rest_optimizers = self.rest
         self._set(*self._hooks)
@@ -236,11 +237,16 @@ class OptimizerHooks:
         _global_optimizer_post_hooks[_KEY] = after
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._graphs.captured is not None:
+            self._graphs.captured.append(weakref.ref(optimizer))
+            return
         token, routine = 2 * id(optimizer), self._loop.routine
         if not (routine.expected == token and routine.takes(token)):
             self._loop.optimizer_begins(optimizer, by=optimizer)
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._graphs.captured is not None:
+            return
         token, routine = -id(optimizer), self._loop.routine
         if not (routine.expected == token and routine.takes(token)):
             self._loop.optimizer_ends(by=optimizer)
@@ -250,7 +256,7 @@ def _nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
     pass
 
 
-def _optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
+def _optimizer_install(loop: Loop, patches: Patches, graphs: "GraphSteps") -> OptimizerHooks:
 
     def watched(original: Any) -> Any:
         def _patch_step_function(self: Any) -> None:
@@ -260,7 +266,45 @@ def _optimizer_install(loop: Loop, patches: Patches) -> OptimizerHooks:
         return _patch_step_function
 
     patches.replace(Optimizer, "_patch_step_function", watched)
-    return OptimizerHooks(loop)
+    return OptimizerHooks(loop, graphs)
+
+
+# Whole steps as CUDA graphs: an optimizer that steps while a graph is captured only says what the graph holds, and each
+# replay of such a graph is its step. The replay itself is in no region: it is forward and backward as well.
+
+
+class GraphSteps:
+    """Which optimizers step in which graphs."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.captured: list[Any] | None = None  # references to those in the graph that is being captured
+        self._loop = loop
+        self._patches = Patches()  # no graph of the compiler holds them
+        self._held: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        for name, before, after in (
+            ("capture_begin", self._begins, None),
+            ("capture_end", self._ends, None),
+            ("replay", self._held.__contains__, self._replayed),
+        ):
+            self._patches.replace(torch.cuda.CUDAGraph, name, partial(around, before=before, after=after))
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def _begins(self, *_: Any, **__: Any) -> None:
+        self.captured = []
+
+    def _ends(self, graph: Any) -> None:
+        if self.captured:
+            self._loop.safely(self._held.__setitem__, graph, self.captured)
+        self.captured = None
+
+    def _replayed(self, graph: Any) -> None:
+        for alive in self._held.get(graph, ()):
+            if (optimizer := alive()) is not None:
+                self._loop.graph_steps(optimizer)
 
 
 # Pipelines: every stage begins its step with the schedule, also those that load no data and wait for a neighbour.
@@ -397,6 +441,7 @@ class Hooks:
     ways_to_compiler: Patches
     recurring: Recurring
     learned: JobNotes
+    graphs: GraphSteps
 
     def finish(self) -> None:
         """Training is over: end the last step and note what was learned."""
@@ -425,6 +470,7 @@ class Hooks:
         self.patches.undo()
         self.ways_to_compiler.undo()
         self.recurring.remove()
+        self.graphs.remove()
         if self.optimizers is not None:
             self.optimizers.remove()
 
@@ -433,16 +479,17 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
     patches, ways_to_compiler = Patches(), Patches()
     loop = Loop(lambda: _start_recorder_with(start_recorder, hooks), unit)
-    sync, learned = GradientSync(loop), JobNotes()
+    sync, learned, graphs = GradientSync(loop), JobNotes(), GraphSteps(loop)
     found = (sync.model_found, learned.model_found)
     hooks = Hooks(
         loop,
         patches,
-        optimizers=_put_in("optimizer steps", _optimizer_install, loop, patches),
+        optimizers=_put_in("optimizer steps", _optimizer_install, loop, patches, graphs),
         forwards=_put_in("forward passes", forward.install, loop, patches, found),
         ways_to_compiler=ways_to_compiler,
         recurring=Recurring(loop),
         learned=learned,
+        graphs=graphs,
     )
     now: tuple[tuple[Any, ...], ...] = (
         ("mixed precision", _amp_install, loop, patches),
@@ -451,6 +498,7 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
         ("process groups", _groups_install, loop, patches, hooks.before_destroy),
         ("garbage collection", hooks.recurring.watch_garbage),
         ("checkpoints", _saving_install, loop, patches),
+        ("steps in CUDA graphs", graphs.install),
     )
     for hook in now:
         _put_in(*hook)

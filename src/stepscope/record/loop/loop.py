@@ -407,6 +407,12 @@ class Loop:
 
         return Event(-id(by), edge, follow)
 
+    def graph_steps(self, optimizer: Any) -> None:
+        """Count the step that an optimizer made in a replayed graph; such steps follow each other and are no row."""
+        self._in_a_row = 0
+        self.optimizer_begins(optimizer, by=optimizer)
+        self.optimizer_ends(by=optimizer)
+
     # Rows.
 
     def in_row(self, *, grad: bool) -> bool:
