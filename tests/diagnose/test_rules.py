@@ -274,6 +274,30 @@ def test_kernels_shorter_than_a_launch_are_a_small_batch(tmp_path: Path) -> None
     assert found["launch-overhead"].saving_pct > 50
 
 
+def test_graphs_of_a_few_launches_between_waits_save_nothing_for_sure(tmp_path: Path) -> None:
+    """A policy that acts ten times and trains once, and the same without acting."""
+    acts, trains = [*[kernel(20, host_us=120)] * 8, SYNC], [*[kernel(20, host_us=120)] * 80, SYNC]
+    low = [
+        next(f.low_ns for f in found_in(tmp_path / str(k), simulate(job)) if f.id == "launch-overhead")
+        for k, job in enumerate(([*acts * 10, *trains], trains))
+    ]
+    assert low[0] == 0 < low[1]
+
+
+def test_recurrent_layers_are_captured_without_the_compiler(tmp_path: Path) -> None:
+    for k, op in enumerate(("aten::lstm", "aten::mm")):
+        found = found_in(tmp_path / str(k), simulate([kernel(20, host_us=120, op=op)] * 200))
+        (remedy,) = (f.remedy for f in found if f.id == "launch-overhead")
+        assert ("torch.compile(model" in remedy) == (op == "aten::mm") and "make_graphed_callables" in remedy
+
+
+def test_an_optimizer_without_a_fused_form_is_not_advised_to_be_fused(tmp_path: Path) -> None:
+    for name, advised in (("SparseAdam", False), ("Adam", True)):
+        step = [replace(op, within=f"Optimizer.step#{name}.step") for op in [kernel(30, host_us=8)] * 60]
+        found = found_in(tmp_path / name, simulate([*FORWARD_PASS, *BACKWARD_PASS, *step]))
+        assert ("optimizer" in [f.id for f in found]) == advised
+
+
 def test_findings_survive_noise_and_clocks(tmp_path: Path) -> None:
     """Durations vary by 5 %, clocks by up to a second; the late rank and its cost stay."""
     fault = FAULTS["straggler"]

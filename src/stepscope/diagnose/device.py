@@ -55,6 +55,7 @@ from stepscope.diagnose.measures import (
 from stepscope.diagnose.recording import Need, Scope, recording_of
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union
 from stepscope.records import Row, once_per_record
+from stepscope.run.device_work import enclosing
 from stepscope.run.load import each_rank
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import StepLog, code_of
@@ -442,6 +443,7 @@ _FUSED_LAUNCHES = 8
 _OPTIM = "torch/optim/"
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _FUSED_FORMS = ("Adam", "AdamW", "SGD", "Adagrad")
+_ONLY_FORM = re.compile(r"Optimizer\.step#(SparseAdam|LBFGS)\.step")  # neither fused nor batched
 _BATCHED_FORMS = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 # a fused Adam reads and writes 28 bytes per parameter; written out, its operators move about 72. On a CPU, one thread,
 # 0.4 to 12 million parameters in 48 to 200 tensors, it took 0.22 to 0.40 of the CPU time.
@@ -461,7 +463,10 @@ def _optimizer(account: Account) -> Iterator[Match]:
         mine = (regions.region == Region.OPTIMIZER) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
         if not by_group:
             fused = by_string(view.rank.trace, work.name, lambda s: "Fused" in s or "fused_adam" in s)
+            only_form = view.rank.rows_named(lambda s: bool(_ONLY_FORM.match(s)), EventKind.ANNOTATION)
             mine &= ~fused.astype(bool)
+            launched = np.flatnonzero(mine & (work.launch_row >= 0))
+            mine[launched] = enclosing(view.rank.trace, only_form, work.launch_row[launched]) < 0
         chosen.append(mine)
     launches, spent = per_step(account, chosen), device_ns(account, chosen)
     if launches <= _FUSED_LAUNCHES:

@@ -25,6 +25,7 @@ from stepscope.analyze.replay.changes import (
     as_graph,
     at_any_factor,
     faster_work,
+    graphs_of_few_launches,
     hidden_copies,
     in_passes,
     passes_as_graphs,
@@ -967,7 +968,9 @@ def _launches(account: Account) -> Iterator[Match]:
     idle, claimed = float(gaps.sum()), launching_ns(account) or 0.0
     outside = idle - float(gaps[Region.FORWARD] + gaps[Region.BACKWARD])  # what graphs of the passes leave as it is
     how = "torch.compile(model, mode='reduce-overhead'), which fuses kernels too, or torch.cuda.make_graphed_callables"
-    if is_compiled(account):
+    if any(len(rank.rows_named(_RECURRENT.__contains__, EventKind.HOST_OP)) for rank in account.run.ranks):
+        how = "torch.cuda.make_graphed_callables (torch.compile leaves nn.LSTM, nn.GRU and nn.RNN as they are)"
+    elif is_compiled(account):
         how = "mode='reduce-overhead' in the torch.compile() that is there, or torch.cuda.make_graphed_callables"
     if training and outside >= NOTABLE * step.step_ns:
         how += (
@@ -986,15 +989,23 @@ def _launches(account: Account) -> Iterator[Match]:
     if claimed - idle >= NEGLIGIBLE * step.step_ns:
         later = evidence_ms("waiting for ranks that launch later {per_step}", claimed - idle)
         evidence.insert(0 if claimed - idle > idle else len(evidence), later)  # the larger first
+    few, graphs = graphs_of_few_launches(replay)
+    if few > graphs / 2:
+        evidence.append(Evidence("passes too short for a graph to be faster for sure {per_step}", round(few), "passes"))
     yield Match(
         passes_as_graphs,
         facts={"how": f"{how}; {more}", "first": _before_graphs(account), "the_passes": _passes_text(account)},
         cost_ns=claimed,
+        at_most=few > graphs / 2,
         evidence=(*evidence, Evidence("device operations {per_step}", round(launches), "launches")),
         title="The host synchronises, and the device waits for kernel launches"
         if _waits_per_step(account) >= 1 and step.ns("host_sync") > idle
         else "",
     )
+
+
+# of whole layers; torch.compile breaks its graph at them
+_RECURRENT = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 
 
 def _before_graphs(account: Account) -> str:

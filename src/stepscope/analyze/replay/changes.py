@@ -348,8 +348,7 @@ def passes_as_graphs(replay: Replay) -> Replay:
     def graphed(rank: Rank, program: Program) -> Program:
         if not rank.has_device or not len(program):
             return program
-        own, inside = program.host.own_ns.astype(float), in_passes(rank)[program.device_index]
-        graph = np.cumsum(_begins_pass(rank, program) | waits_inside(rank, program)) - 1
+        own, (inside, graph) = program.host.own_ns.astype(float), _graphs(rank, program)
         spent = np.bincount(graph, own)
         launch_ns = float(np.median(own[inside])) if inside.any() else 0.0
         added = np.bincount(graph, _gradients_added(rank, program))
@@ -361,6 +360,26 @@ def passes_as_graphs(replay: Replay) -> Replay:
 
     ranks = replay.shared.run.ranks
     return rebuilt(replay, [graphed(rank, program) for rank, program in zip(ranks, replay.programs, strict=True)])
+
+
+def _graphs(rank: Rank, program: Program) -> tuple[Mask, Int64s]:
+    """Return which items are of forward or backward, and the number of the graph that each would be in."""
+    begins = _begins_pass(rank, program) | waits_inside(rank, program)
+    return in_passes(rank)[program.device_index], np.cumsum(begins) - 1
+
+
+def graphs_of_few_launches(replay: Replay) -> tuple[float, float]:
+    """Return how many graphs of forward and backward a step would have that launch no more than their call costs, and
+    how many in all: a compiled call may take longer than such launches. On the rank with the most.
+    """
+    found = [(0.0, 0.0)]
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        if rank.has_device and len(program):
+            inside, graph = _graphs(rank, program)
+            launches = np.bincount(graph[inside])
+            few = (launches > 0) & (launches <= _GRAPH_CALL_LAUNCHES)
+            found.append((float(few.sum()) / len(replay.steps), float((launches > 0).sum()) / len(replay.steps)))
+    return max(found)
 
 
 @once_per_record
