@@ -21,7 +21,7 @@ from stepscope.analyze.owner_places import (
     user_lines,
 )
 from stepscope.analyze.ownership import Line, Ownership
-from stepscope.analyze.phases import loop_in, parameter_gradients, trains
+from stepscope.analyze.phases import loop_in, parameter_gradients, regions, trains
 from stepscope.analyze.replay.changes import (
     Change,
     fused_chains,
@@ -457,10 +457,10 @@ def _optimizer(account: Account) -> Iterator[Match]:
     by_group = min(calls, default=0.0) > _FUSED_LAUNCHES
     chosen = []
     for view in account.ranks:
-        work, regions = view.rank.work, view.budget.regions if view.budget is not None else None
-        if regions is None:
+        work = view.rank.work
+        if view.budget is None or view.budget.regions is None:
             return
-        mine = (regions.region == Region.OPTIMIZER) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
+        mine = (regions(view.rank).region == Region.OPTIMIZER) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
         if not by_group:
             fused = by_string(view.rank.trace, work.name, lambda s: "Fused" in s or "fused_adam" in s)
             only_form = view.rank.rows_named(lambda s: bool(_ONLY_FORM.match(s)), EventKind.ANNOTATION)
@@ -637,6 +637,7 @@ def _fusible(account: Account) -> Iterator[Match]:
     fusible = [
         among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
         & ~_conversions(v.rank)  # parts of a library's convolution
+        & (regions(v.rank).region != Region.OPTIMIZER)  # its step is not compiled with the model
         for v in account.ranks
     ]  # fmt: skip
     gradients = each_rank(account.run, lambda _, rank: parameter_gradients(rank))
