@@ -1,12 +1,12 @@
 """Do `stepscope compare` and `stepscope gate` validate fixes, on a CPU whose load changes, and on a GPU?
 
-    python benchmarks/fixes.py OUT [--only sleep,item] [--rounds 3] [--gate]
+    python benchmarks/fixes.py OUT [--only sleep,item] [--runs 1] [--rounds 3] [--gate]
 
-Each fault is planted in one training script and repaired by an edit of its lines. Both versions are recorded and
-compared; on a CPU, busy loops share the cores, a different number before and after. The truth is measured without
-stepscope: plain runs of both versions in turn, without busy loops; the step less the kernel's count of its waits for a
-core. `--gate` also lets both versions take turns. Two pairs have no edit, only another load (not on a GPU). OUT keeps
-recordings, plain runs and gates: what is there is not made again.
+Each fault is planted in one training script and repaired by an edit of its lines. Both versions are recorded, `--runs`
+times in turn, and compared; on a CPU, busy loops share the cores, a different number before and after. The truth is
+measured without stepscope: plain runs of both versions in turn, without busy loops; the step less the kernel's count of
+its waits for a core. `--gate` also lets both versions take turns. Two pairs have no edit, only another load (not on a
+GPU). OUT keeps recordings, plain runs and gates: what is there is not made again.
 """
 
 import argparse
@@ -117,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default=",".join([*FAULTS, *SAME]), help="with commas")
+    parser.add_argument("--runs", type=int, default=1, help="recordings of each version")
     parser.add_argument("--rounds", type=int, default=3, help="of plain runs of both versions")
     parser.add_argument("--gate", action="store_true")
     args = parser.parse_args()
@@ -124,7 +125,7 @@ def main() -> int:
     rows = []
     for name in FAULTS:
         if name in names:
-            rows.append(fixed(args.out / name, name, args.rounds, args.gate))
+            rows.append(fixed(args.out / name, name, args))
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     print(table(HEAD, rows))
     for name, (loads, threads) in SAME.items():
@@ -134,9 +135,10 @@ def main() -> int:
     return 0
 
 
-def fixed(folder: Path, name: str, rounds: int, gate: bool) -> list[str]:
+def fixed(folder: Path, name: str, args: argparse.Namespace) -> list[str]:
     loads = (0, 0) if GPU else LOADS[name]
-    found, (truth, truth_pct) = compared(folder, name, ("before", "after"), loads), saved(folder, rounds)
+    found = compared(folder, name, ("before", "after"), loads, runs=args.runs)
+    truth, truth_pct = saved(folder, args.rounds)
     step, code, said = found["step_ms"], found["code_ms"], found["prediction"]
     low, high, line = -code["high"], -code["low"], FAULTS[name][3]
     named = [f for f in found["findings"] if (f["line"] and f["line"]["text"] == line) or (not line and f["a_runs"])]
@@ -152,7 +154,7 @@ def fixed(folder: Path, name: str, rounds: int, gate: bool) -> list[str]:
         f"{said['predicted_ms']:.0f} ({said['low_ms']:.1f} to {said['high_ms']:.0f})" if said else "none",
         ", ".join(f["what"] for f in planted) or "none",
         f"{truth_pct:.1f} %",
-        gated(folder, name) if gate else "",
+        gated(folder, name) if args.gate else "",
     ]
 
 
@@ -173,17 +175,18 @@ def gated(folder: Path, fault: str) -> str:
 
 
 def compared(
-    folder: Path, fault: str, versions: tuple[str, str], loads: tuple[int, int], threads: int = 1
+    folder: Path, fault: str, versions: tuple[str, str], loads: tuple[int, int], threads: int = 1, runs: int = 1
 ) -> dict[str, Any]:
-    """Record two versions, each next to busy loops, and return their comparison."""
-    folders = [folder / side for side in ("a", "b")]
-    for side, version, busy in zip(folders, versions, loads, strict=True):
-        if not (side / "run.json").exists():
-            with busy_loops(busy):
-                job = [sys.executable, str(script(folder, fault, version))]
-                run(recorded(side, job), OMP_NUM_THREADS=str(threads))
-    command = [*STEPSCOPE, "compare", *map(str, folders), "--json", "-"]
-    found: dict[str, Any] = json.loads(run(command).stdout)
+    """Record two versions in turn, each next to busy loops, and return their comparison."""
+    sides = {side: [folder / f"{side}{run or ''}" for run in range(runs)] for side in "ab"}
+    for number in range(runs):
+        for side, version, busy in list(zip("ab", versions, loads, strict=True))[:: -1 if number % 2 else 1]:
+            if not (sides[side][number] / "run.json").exists():
+                with busy_loops(busy):
+                    job = [sys.executable, str(script(folder, fault, version))]
+                    run(recorded(sides[side][number], job), OMP_NUM_THREADS=str(threads))
+    given = [part for side, folders in sides.items() for part in (f"--{side}", *map(str, folders))]
+    found: dict[str, Any] = json.loads(run([*STEPSCOPE, "compare", *given, "--json", "-"]).stdout)
     return found
 
 
