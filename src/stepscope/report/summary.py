@@ -225,10 +225,10 @@ def _fixes(view: _View, most: int, rows_per_fix: int) -> list[Row]:
     if view.document["verdict"] == "unclear":  # the sentence is not about fixes
         shown = shown or view.findings[:1]
     numbers = _numbers(view, shown)
-    rows = [
+    rows = [  # numbered as in the details and on the page, where those that are left out here come between
         row
-        for n, f in enumerate(shown, start=1)
-        for row in _fix(view, n, f, numbers[n - 1], rows_per_fix if n > 1 else max(rows_per_fix, 3))
+        for k, f in enumerate(shown)
+        for row in _fix(view, view.findings.index(f) + 1, f, numbers[k], rows_per_fix if k else max(rows_per_fix, 3))
     ]
     if not shown and not view.is_light:
         rows += _examined(view)
