@@ -286,10 +286,13 @@ class Columns:
         some = max(capacity // 8, min(_MANY, capacity))
         self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
+        self.marks: list[npt.NDArray[np.void]] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
         first_row = self._dense[0].length
         self._share.take(rows.nbytes)
+        if len(rows.marks):
+            self.marks.append(rows.marks.copy())
         for number, values in enumerate(rows.columns):
             if number == _OFFSET:
                 self._dense[number].extend_by_offsets(values, plus=offset)
@@ -885,7 +888,8 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     if head.packets:
         from stepscope.trace.pftrace import resolve_packets  # only where there is such a file
 
-        columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings)
+        marks = events.columns.marks
+        columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings, marks)
     if TIMELINE in (header.get("source"), *(strings.strings if head.packets else ())):
         raise TraceError(
             f"{stream.path}: is a timeline that stepscope wrote, not a recording; give the recorded traces"

@@ -1,17 +1,19 @@
 /* Perfetto traces: packets of protobuf into rows, with phases of our own that the host turns into those of JSON.
  *
- *     B E i C     a slice begins, a slice ends, an instant, a counter: `pid` is the number of its track
+ *     B i C       a slice, an instant, a counter: `pid` is the number of its track
  *     X           work of a GPU, with its duration: `pid` is the GPU, `tid` its queue
  *     P T N       a process (`ts` its number), a thread (`ts` its process, `dur` its number), another track; `pid` is the
  *                 number of the track, `tid` that of the track above it, the argument `label` the name
- *     K           `ts` is to be added to all times to get the time of day
- *     Z L         a compressed packet, which is not read; packets were lost before this one
+ *
+ * Marks (`slices.h`) are what is no row: what is to be added to all times to get the time of day, compressed packets,
+ * which are not read, and where packets were lost.
  *
  * Field numbers are those of protos/perfetto/trace/ in the Perfetto project. A packet is framed by its length, so one
  * whose fields make no sense is dropped alone; where the framing is lost, the next packet that proves to be one is
  * searched. */
 #pragma once
 #include "recover.h"
+#include "slices.h"
 
 enum {
     MAX_PACKET = 32 << 20,
@@ -20,7 +22,6 @@ enum {
     MAX_JSON = MAX_TEXT + 64,
     MAX_INTERNED = 4 << 20, /* names, tracks and sequences of a file */
     MAX_SEQUENCES = 1 << 12,
-    ROWS_OF_A_PACKET = 8,
     NUM_CLOCKS = 64, /* of all sequences; the others belong to one */
     OWN_CLOCKS = 4,
     REAL_TIME = 1,
@@ -220,7 +221,7 @@ static void take_clocks(const u8 *p, const u8 *end, struct sequence *s) {
         } else if (!shared_clocks[id].known) {
             shared_clocks[id].known = 1;
             shared_clocks[id].offset_ns = offset_ns;
-            if (id == REAL_TIME) add_row('K', NO_STRING, NO_STRING, 0, 0, (i64)(0 - (u64)offset_ns), NONE_NS);
+            if (id == REAL_TIME) add_mark(&marks, (i64)(0 - (u64)offset_ns), 0, CLOCK);
         }
     }
 }
@@ -427,7 +428,7 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
 }
 
 static void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
-    static const u8 phases[] = {0, 'B', 'E', 'i', 'C'};
+    static const u8 phases[] = {0, 'B', 0, 'i', 'C'};
     struct wire w;
     const u8 *start = p;
     u32 type = 0, has_flow = 0;
@@ -458,7 +459,10 @@ static void take_track_event(const u8 *p, const u8 *end, const struct sequence *
         if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
             put_arg(correlation_column, (i64)(flow & INT64_MAX));
     }
-    add_row(phases[type], cat, name, track_number(track), 0, ts, NONE_NS);
+    i32 number = track_number(track);
+    if (type == ENDS) { note_end(number, ts); return; }
+    if (type == BEGINS) note_begin(number, ts);
+    add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
 }
 
 static void take_track(const u8 *p, const u8 *end) {
@@ -616,7 +620,7 @@ static int take_packet(const u8 *p, const u8 *end) {
         s->default_track = 0;
         if (num_states >> 27) exhausted = 1;
     }
-    if (lost) add_row('L', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
+    if (lost) add_mark(&marks, 0, 0, LOST_PACKETS);
     if (UNLIKELY(defaults != 0)) {
         EACH_FIELD(defaults, defaults_end, w) {
             if (w.number == 58) s->default_clock = (u32)w.value;
@@ -630,7 +634,7 @@ static int take_packet(const u8 *p, const u8 *end) {
     i64 ts = has_time ? time_of(s, (u32)clock, time) : NONE_NS;
     if (!event) return 1;
     if (event_kind == 60) take_track(event, event_end);
-    else if (event_kind == 50 || event_kind == 133) add_row('Z', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
+    else if (event_kind == 50 || event_kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
     else if (event_kind == 11) take_track_event(event, event_end, s, ts);
     else take_gpu_event(event, event_end, s, ts);
@@ -668,8 +672,13 @@ static enum status read_packets(const u8 **at, int *lost) {
     for (;;) {
         u64 length;
         if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
-        if (UNLIKELY(rows + ROWS_OF_A_PACKET > ROW_CAPACITY)) { status = ROWS_FULL; break; }
-        if (UNLIKELY(p >= block_end)) { status = is_final ? ARRAY_END : NEED_MORE; p = block_end; break; }
+        if (UNLIKELY(rows == ROW_CAPACITY || marks.count > ROW_CAPACITY)) { status = ROWS_FULL; break; }
+        if (UNLIKELY(p >= block_end)) {
+            if (is_final) close_run();
+            status = is_final ? ARRAY_END : NEED_MORE;
+            p = block_end;
+            break;
+        }
         body = *p == 0x0a ? varint(p + 1, &length) : 0;
         int is_one = body && length <= (*lost ? MAX_LOST_PACKET : MAX_PACKET);
         if (UNLIKELY(is_one && (body > block_end || length > (u64)(block_end - body)))) {
