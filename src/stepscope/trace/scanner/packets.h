@@ -27,7 +27,7 @@ enum {
     REAL_TIME = 1,
     BOOT_TIME = 6,
 };
-enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE };
+enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE, ARG_KEY };
 enum packet_phase { BEGINS = 1, ENDS, IS_INSTANT, COUNTS };
 
 struct wire {
@@ -36,15 +36,29 @@ struct wire {
     u32 number;
 };
 
-INLINE const u8 *varint(const u8 *p, u64 *value) {
-    u64 byte = *p++;
-    *value = byte & 127;
-    for (u32 shift = 7; byte > 127; shift += 7) {
-        if (UNLIKELY(shift > 63)) return 0;
-        byte = *p++;
-        *value |= (byte & 127) << shift;
+/* Put the seven bits of each byte together. */
+INLINE u64 joined_sevens(u64 bytes) {
+    bytes &= 0x7f7f7f7f7f7f7f7full;
+    bytes = (bytes & 0x007f007f007f007full) | (bytes & 0x7f007f007f007f00ull) >> 1;
+    bytes = (bytes & 0x00003fff00003fffull) | (bytes & 0x3fff00003fff0000ull) >> 2;
+    return (bytes & 0x0fffffffull) | (bytes & 0x0fffffff00000000ull) >> 4;
+}
+
+NOINLINE const u8 *long_varint(const u8 *p, u64 *value) {
+    u64 word = load64(p), stops = ~word & 0x8080808080808080ull;
+    if (LIKELY(stops != 0)) {
+        *value = joined_sevens(word & (stops ^ (stops - 1)));
+        return p + (__builtin_ctzll(stops) >> 3) + 1;
     }
-    return p;
+    *value = joined_sevens(word) | (u64)(p[8] & 127) << 56 | (p[8] > 127 ? (u64)p[9] << 63 : 0);
+    return p[8] <= 127 ? p + 9 : p[9] <= 127 ? p + 10 : 0;
+}
+
+INLINE const u8 *varint(const u8 *p, u64 *value) {
+    u64 first = *p;
+    if (UNLIKELY(first > 127)) return long_varint(p, value);
+    *value = first;
+    return p + 1;
 }
 
 /* Read the field at `p`; returns the byte after it, or 0 where there is none. */
@@ -54,23 +68,32 @@ INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
     if (UNLIKELY(!p || key >> 32 || key < 8)) return 0;
     w->number = (u32)key >> 3;
     w->bytes = 0;
-    switch (key & 7) {
-    case 0: p = varint(p, &w->value); break;
-    case 1: w->value = load64(p); p += 8; break;
-    case 5: w->value = load32(p); p += 4; break;
-    case 2:
+    u32 type = key & 7;
+    if (LIKELY(type == 0)) {
+        p = varint(p, &w->value);
+    } else if (LIKELY(type == 2)) {
         p = varint(p, &w->value);
         if (UNLIKELY(!p || p > end || w->value > (u64)(end - p))) return 0;
         w->bytes = p;
         p += w->value;
-        break;
-    default: return 0;
+    } else if (type == 1) {
+        w->value = load64(p);
+        p += 8;
+    } else {
+        if (type != 5) return 0;
+        w->value = load32(p);
+        p += 4;
     }
     return LIKELY(p != 0 && p <= end) ? p : 0;
 }
 
-#define EACH_FIELD(p, end, w) \
-    for (const u8 *next_##w; (p) < (end) && (next_##w = next_wire(p, end, &(w))) != 0; (p) = next_##w)
+/* The same where few are read. */
+NOINLINE const u8 *next_field(const u8 *p, const u8 *end, struct wire *w) { return next_wire(p, end, w); }
+
+#define EACH_BY(next, p, end, w) \
+    for (const u8 *next_##w; (p) < (end) && (next_##w = next(p, end, &(w))) != 0; (p) = next_##w)
+#define EACH_FIELD(p, end, w) EACH_BY(next_field, p, end, w)
+#define EACH_FIELD_OF_MANY(p, end, w) EACH_BY(next_wire, p, end, w)
 
 /* What numbers stand for, in one table: of a sequence since its state was cleared, or (owner 0) of the file. */
 static struct meaning {
@@ -109,18 +132,21 @@ INLINE struct meaning *recent_meaning(u64 number, u32 owner) {
     return recent_meanings + ((number ^ owner * 67) & 1023);
 }
 
+static int grow_meanings(void) {
+    struct meaning *old = meanings;
+    u32 count = meaning_slots;
+    meaning_slots = count ? 2 * count : 1 << 12;
+    meanings = allocate((u64)meaning_slots * sizeof *meanings);
+    if (!meanings || num_meanings > MAX_INTERNED) { exhausted = 1; meanings = old; meaning_slots = count; return 0; }
+    __builtin_memset(meanings, 0, meaning_slots * sizeof *meanings);
+    for (u32 i = 0; i < count; i++)
+        if (old[i].owner) meanings[meaning_at(old[i].number, old[i].owner)] = old[i];
+    return 1;
+}
+
 static void set_meaning(u64 number, u32 owner, i32 what) {
     recent_meaning(number, owner)->owner = 0;
-    if (2 * num_meanings >= meaning_slots) {
-        struct meaning *old = meanings;
-        u32 count = meaning_slots;
-        meaning_slots = count ? 2 * count : 1 << 12;
-        meanings = allocate((u64)meaning_slots * sizeof *meanings);
-        if (!meanings || num_meanings > MAX_INTERNED) { exhausted = 1; meanings = old; meaning_slots = count; return; }
-        __builtin_memset(meanings, 0, meaning_slots * sizeof *meanings);
-        for (u32 i = 0; i < count; i++)
-            if (old[i].owner) meanings[meaning_at(old[i].number, old[i].owner)] = old[i];
-    }
+    if (2 * num_meanings >= meaning_slots && !grow_meanings()) return;
     u32 at = meaning_at(number, owner);
     num_meanings += !meanings[at].owner;
     meanings[at] = (struct meaning){number, owner, what};
@@ -142,9 +168,12 @@ INLINE i32 interned_text(const struct sequence *s, enum interned kind, u64 numbe
 }
 
 static i32 track_number(u64 uuid) {
-    static i32 num_tracks = 1; /* 0 is none */
+    static i32 num_tracks = 0;
     i32 track = meaning_of(uuid, TRACK);
-    if (UNLIKELY(track == NO_STRING)) set_meaning(uuid, TRACK, track = num_tracks++);
+    if (UNLIKELY(track == NO_STRING)) {
+        set_meaning(uuid, TRACK, track = num_tracks++);
+        add_track((u32)track);
+    }
     return track;
 }
 
@@ -162,6 +191,8 @@ static struct sequence *sequence_of(u64 id) {
     last_id = id;
     return last = sequences + number;
 }
+
+static const struct key *key_named(const u8 *p, u32 length) { return length > MAX_KEY_LENGTH ? 0 : find_key(p, length); }
 
 static i32 text_of(const struct wire *w) { return intern(w->bytes, (u32)w->value, 0); }
 
@@ -300,7 +331,7 @@ static int read_annotation(const u8 *p, const u8 *end, const struct sequence *s,
     a->kind = EMPTY; /* field by field: more than 16 bytes at once are set by a call out of the module */
     a->name = a->text = NO_STRING;
     a->name_bytes = 0;
-    EACH_FIELD(p, end, w) {
+    EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
         case 1: a->name = interned_text(s, ARG_NAME, w.value); break;
         case 10: a->name_bytes = w.bytes; a->name_length = (u32)w.value; break;
@@ -407,7 +438,34 @@ INLINE struct lately *lately_at(const u8 *p, u32 length) {
     return lately + (h * 0xd6e8feb86659fd93ull >> 53);
 }
 
+/* Take an annotation of a name and a whole number or an interned text; returns 0 if it is another. */
+INLINE int take_short_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
+    const struct key *k;
+    u64 value;
+    if (*p == 0x08) {
+        p = varint(p + 1, &value);
+        if (UNLIKELY(!p)) return 0;
+        i32 number = interned_text(s, ARG_KEY, value);
+        k = number == NO_STRING ? 0 : &keys[number];
+    } else {
+        if (*p != 0x52 || p[1] > MAX_KEY_LENGTH || end - p < p[1] + 4) return 0;
+        k = find_key(p + 2, p[1]);
+        p += p[1] + 2;
+    }
+    u32 is_text = *p == 0x88 && p[1] == 1, is_whole = *p == 0x18 || *p == 0x20;
+    if (!is_text && !is_whole) return 0;
+    u32 is_unsigned = *p == 0x18;
+    p = varint(p + 1 + is_text, &value);
+    if (UNLIKELY(p != end)) return 0;
+    if (!k) return 1;
+    if ((k->kind == ARG_INT) != is_whole || (is_unsigned && value >> 63)) return 0;
+    i64 what = is_text ? interned_text(s, TEXT_VALUE, value) : (i64)value;
+    if (is_whole || what != NO_STRING) put_arg(k->column, what);
+    return is_whole || what != NO_STRING;
+}
+
 static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
+    if (LIKELY(take_short_annotation(p, end, s))) return;
     struct annotation a;
     u32 length = (u32)(end - p);
     struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
@@ -416,8 +474,8 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
         return;
     }
     if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
-    if (!a.name_bytes || a.name_length > MAX_KEY_LENGTH) return;
-    const struct key *k = find_key(a.name_bytes, a.name_length);
+    if (!a.name_bytes) return;
+    const struct key *k = key_named(a.name_bytes, a.name_length);
     i32 text = k ? put_value(k, p, end, s, &a) : NO_STRING;
     if (!known || (k && text == NO_STRING)) return;
     known->length = length;
@@ -427,40 +485,41 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
     for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
 }
 
-static void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
     static const u8 phases[] = {0, 'B', 0, 'i', 'C'};
     struct wire w;
-    const u8 *start = p;
-    u32 type = 0, has_flow = 0;
+    u32 type = 0, has_flow = 0, has_args = 0, bad_args = counts.bad_args;
     i32 cat = NO_STRING, name = NO_STRING;
     u64 track = s->default_track, flow = 0;
-    EACH_FIELD(p, end, w) {
-        switch (w.number) {
-        case 9: type = w.value <= COUNTS ? (u32)w.value : 0; break;
-        case 11: track = w.value; break;
-        case 10: name = interned_text(s, EVENT_NAME, w.value); break;
-        case 23: if (w.bytes) name = text_of(&w); break;
-        case 3:
-            if (w.bytes && !varint(w.bytes, &w.value)) break; /* packed: the first of them */
+    EACH_FIELD_OF_MANY(p, end, w) {
+        if (w.number == 4) {
+            if (w.bytes) { has_args = 1; take_annotation(w.bytes, w.bytes + w.value, s); }
+        } else if (w.number == 9) type = w.value <= COUNTS ? (u32)w.value : 0;
+        else if (w.number == 11) track = w.value;
+        else if (w.number == 10) name = interned_text(s, EVENT_NAME, w.value);
+        else if (w.number == 3) {
+            if (w.bytes && !varint(w.bytes, &w.value)) continue; /* packed: the first of them */
             if (cat == NO_STRING) cat = interned_text(s, CATEGORY, w.value);
-            break;
-        case 22: if (w.bytes && cat == NO_STRING) cat = text_of(&w); break;
-        case 36: case 47: case 42: case 48: has_flow = !w.bytes; flow = w.value; break;
+        } else if (w.number == 23) {
+            if (w.bytes) name = text_of(&w);
+        } else if (w.number == 22) {
+            if (w.bytes && cat == NO_STRING) cat = text_of(&w);
+        } else if (w.number == 36 || w.number == 47 || w.number == 42 || w.number == 48) {
+            has_flow = !w.bytes;
+            flow = w.value;
         }
     }
-    if (UNLIKELY(p < end)) { counts.malformed++; return; }
-    if (!type) return;
-    if (type != ENDS) {
-        for (p = start; p < end;) {
-            p = next_wire(p, end, &w);
-            if (w.number == 4 && w.bytes) take_annotation(w.bytes, w.bytes + w.value, s);
-        }
-        u32 n = arg_counts[correlation_column];
-        if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
-            put_arg(correlation_column, (i64)(flow & INT64_MAX));
+    if (UNLIKELY(p < end)) { counts.malformed++; type = 0; }
+    if (!type || type == ENDS) {
+        if (has_args) forget_args();
+        counts.bad_args = bad_args;
+        if (type) note_end(track_number(track), ts);
+        return;
     }
     i32 number = track_number(track);
-    if (type == ENDS) { note_end(number, ts); return; }
+    u32 n = arg_counts[correlation_column];
+    if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
+        put_arg(correlation_column, (i64)(flow & INT64_MAX));
     if (type == BEGINS) note_begin(number, ts);
     add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
 }
@@ -503,7 +562,12 @@ static void take_interned(const u8 *p, const u8 *end, const struct sequence *s) 
             if (inner.number == 1) number = inner.value;
             if (inner.bytes && (inner.number == 2 || (inner.number == 3 && kind == GPU_KERNEL))) text = text_of(&inner);
         }
-        if (text != NO_STRING) set_meaning(number, s->state << 4 | kind, text);
+        if (text == NO_STRING) continue;
+        set_meaning(number, s->state << 4 | kind, text);
+        if (kind == ARG_NAME) {
+            const struct key *k = key_named(texts[text].bytes, texts[text].length);
+            set_meaning(number, s->state << 4 | ARG_KEY, k ? (i32)(k - keys) : NO_STRING);
+        }
     }
 }
 
@@ -530,8 +594,7 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
                 if (inner.number == 1) a.name = interned_text(s, LAUNCH_ARG, inner.value);
                 if (inner.number == 3 || inner.number == 4) { a.kind = WHOLE; a.value = inner.value; }
             }
-            const struct key *k = a.name == NO_STRING || texts[a.name].length > MAX_KEY_LENGTH
-                ? 0 : find_key(texts[a.name].bytes, texts[a.name].length);
+            const struct key *k = a.name == NO_STRING ? 0 : key_named(texts[a.name].bytes, texts[a.name].length);
             if (k && a.kind == WHOLE) put_value(k, q, q, s, &a);
             continue;
         }
@@ -551,7 +614,7 @@ static void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s,
     i32 stage = NO_STRING, queue = NO_STRING, name = NO_STRING, kernel = NO_STRING;
     u64 duration = 0, device = 0, event = 0;
     const u8 *start = p;
-    EACH_FIELD(p, end, w) {
+    EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
         case 1: event = w.value; break;
         case 2: duration = w.value; break;
@@ -590,54 +653,65 @@ static void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s,
     add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
 }
 
-/* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
-static int take_packet(const u8 *p, const u8 *end) {
+static void take_defaults(const u8 *p, const u8 *end, struct sequence *s) {
     struct wire w, inner;
-    const u8 *event = 0, *event_end = 0, *interned = 0, *interned_end = 0, *defaults = 0, *defaults_end = 0;
-    const u8 *clocks = 0, *clocks_end = 0;
-    u64 time = 0, clock = 0, sequence = 0, flags = 0;
-    u32 has_time = 0, lost = 0, event_kind = 0;
     EACH_FIELD(p, end, w) {
-        switch (w.number) {
-        case 8: time = w.value; has_time = 1; break;
-        case 58: clock = w.value; break;
-        case 10: sequence = w.value; break;
-        case 13: flags |= w.value; break;
-        case 41: flags |= w.value != 0; break;
-        case 42: lost = w.value != 0; break;
-        case 11: case 53: case 60: case 50: case 133:
-            event = w.bytes; event_end = event + w.value; event_kind = w.number; break;
-        case 12: interned = w.bytes; interned_end = interned + w.value; break;
-        case 59: defaults = w.bytes; defaults_end = defaults + w.value; break;
-        case 6: clocks = w.bytes; clocks_end = clocks + w.value; break;
-        }
+        if (w.number == 58) s->default_clock = (u32)w.value;
+        if (w.number != 11 || !w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        EACH_FIELD(q, stop, inner) if (inner.number == 11) s->default_track = inner.value;
     }
-    if (p < end) return 0;
-    struct sequence *s = sequence_of(sequence & 0xffffffff);
-    if (flags & 1) {
+}
+
+/* Fields of a packet, by their numbers: what was last read of each. */
+enum packet_field { UNUSED, TIME, TIME_CLOCK, SEQUENCE_ID, SEQUENCE_FLAGS, CLEARED, LOST_BEFORE, EVENT, INTERNED, DEFAULTS, CLOCKS };
+static const u8 packet_fields[136] = {
+    [6] = CLOCKS, [8] = TIME, [10] = SEQUENCE_ID, [11] = EVENT, [12] = INTERNED, [13] = SEQUENCE_FLAGS, [41] = CLEARED,
+    [42] = LOST_BEFORE, [50] = EVENT, [53] = EVENT, [58] = TIME_CLOCK, [59] = DEFAULTS, [60] = EVENT, [133] = EVENT,
+};
+static struct wire latest[CLOCKS + 1];
+
+INLINE u64 latest_value(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].value : 0; }
+INLINE const u8 *latest_bytes(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].bytes : 0; }
+
+/* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
+NOINLINE int take_packet(const u8 *p, const u8 *end) {
+    struct wire w;
+    u32 seen = 0;
+    EACH_FIELD_OF_MANY(p, end, w) {
+        u32 field = w.number < sizeof packet_fields ? packet_fields[w.number] : UNUSED;
+        latest[field] = w;
+        seen |= 1u << field;
+    }
+    if (UNLIKELY(p < end)) return 0;
+    struct sequence *s = sequence_of(latest_value(seen, SEQUENCE_ID) & 0xffffffff);
+    if (UNLIKELY((latest_value(seen, SEQUENCE_FLAGS) & 1) || latest_value(seen, CLEARED))) {
         s->state = ++num_states;
         s->default_clock = 0;
         s->default_track = 0;
         if (num_states >> 27) exhausted = 1;
     }
-    if (lost) add_mark(&marks, 0, 0, LOST_PACKETS);
-    if (UNLIKELY(defaults != 0)) {
-        EACH_FIELD(defaults, defaults_end, w) {
-            if (w.number == 58) s->default_clock = (u32)w.value;
-            if (w.number != 11 || !w.bytes) continue;
-            const u8 *q = w.bytes, *stop = q + w.value;
-            EACH_FIELD(q, stop, inner) if (inner.number == 11) s->default_track = inner.value;
-        }
+    if (UNLIKELY(latest_value(seen, LOST_BEFORE))) add_mark(&marks, 0, 0, LOST_PACKETS);
+    p = latest_bytes(seen, DEFAULTS);
+    if (UNLIKELY(p != 0)) take_defaults(p, p + latest[DEFAULTS].value, s);
+    p = latest_bytes(seen, CLOCKS);
+    if (UNLIKELY(p != 0)) {
+        take_clocks(p, p + latest[CLOCKS].value, s);
+        seen &= ~(1u << TIME);
     }
-    if (UNLIKELY(clocks != 0)) { take_clocks(clocks, clocks_end, s); has_time = 0; }
-    if (UNLIKELY(interned != 0)) take_interned(interned, interned_end, s);
-    i64 ts = has_time ? time_of(s, (u32)clock, time) : NONE_NS;
-    if (!event) return 1;
-    if (event_kind == 60) take_track(event, event_end);
-    else if (event_kind == 50 || event_kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
+    p = latest_bytes(seen, INTERNED);
+    if (UNLIKELY(p != 0)) take_interned(p, p + latest[INTERNED].value, s);
+    u32 has_time = seen >> TIME & 1;
+    i64 ts = LIKELY(has_time) ? time_of(s, (u32)latest_value(seen, TIME_CLOCK), latest[TIME].value) : NONE_NS;
+    p = latest_bytes(seen, EVENT);
+    if (!p) return 1;
+    end = p + latest[EVENT].value;
+    u32 kind = latest[EVENT].number;
+    if (kind == 60) take_track(p, end);
+    else if (kind == 50 || kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
-    else if (event_kind == 11) take_track_event(event, event_end, s, ts);
-    else take_gpu_event(event, event_end, s, ts);
+    else if (kind == 11) take_track_event(p, end, s, ts);
+    else take_gpu_event(p, end, s, ts);
     return 1;
 }
 
@@ -646,8 +720,8 @@ static i32 column_of(const char *name, u32 length) { return find_key((const u8 *
 static int allocate_packets(void) {
     sequences = allocate(MAX_SEQUENCES * sizeof *sequences);
     lately = allocate(LATELY * sizeof *lately);
-    set_meaning(0, TRACK, 0);
-    if (!sequences || !meanings || !lately) return 0;
+    if (!sequences || !grow_meanings() || !lately) return 0;
+    track_number(0); /* is 0, which is none */
     label_column = column_of("labels          ", 6);
     correlation_column = column_of("correlation     ", 11);
     device_column = column_of("device          ", 6);
