@@ -411,7 +411,11 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
         return text;
     }
     i64 value = (i64)a->value;
-    if (a->kind == STRING && a->length < sizeof digits) { /* it may be followed by digits of something else */
+    u64 plain;
+    if (a->kind == STRING && a->length && short_digits(a->bytes, &plain) == a->bytes + a->length) {
+        value = (i64)plain;
+        a->kind = WHOLE;
+    } else if (a->kind == STRING && a->length < sizeof digits) { /* it may be followed by digits of something else */
         __builtin_memcpy(digits, a->bytes, sizeof digits);
         digits[a->length] = '"';
         if (integer_in_text(digits, digits + a->length, &value)) a->kind = WHOLE;
@@ -425,7 +429,7 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
     return NO_STRING;
 }
 
-/* Annotations that came lately, by their bytes: shapes, types and names repeat. */
+/* Annotations and sizes of launches that came lately, by their bytes: shapes, types and names repeat. */
 enum { LATELY = 1 << 11, MIN_LATELY = 8, MAX_LATELY = 480 };
 static struct lately {
     u32 length, state;
@@ -464,25 +468,34 @@ INLINE int take_short_annotation(const u8 *p, const u8 *end, const struct sequen
     return is_whole || what != NO_STRING;
 }
 
+/* Return where the bytes of an annotation are kept, 0 if they are not; `*is_known`: they are, and were taken again. */
+static struct lately *take_known(const u8 *p, u32 length, u32 state, int *is_known) {
+    struct lately *l = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
+    *is_known = l && l->length == length && l->state == state && same_bytes(l->bytes, p, length);
+    if (*is_known && l->text != NO_STRING) put_arg(l->column, l->text);
+    return l;
+}
+
+static void keep_known(struct lately *l, const u8 *p, u32 length, u32 state, i32 column, i32 text) {
+    l->length = length;
+    l->state = state;
+    l->column = column;
+    l->text = text;
+    for (u32 i = 0; i < length; i += 16) wasm_v128_store(l->bytes + i, wasm_v128_load(p + i));
+}
+
 static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
     if (LIKELY(take_short_annotation(p, end, s))) return;
     struct annotation a;
     u32 length = (u32)(end - p);
-    struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
-    if (known && known->length == length && known->state == s->state && same_bytes(known->bytes, p, length)) {
-        if (known->text != NO_STRING) put_arg(known->column, known->text);
-        return;
-    }
+    int is_known;
+    struct lately *l = take_known(p, length, s->state, &is_known);
+    if (is_known) return;
     if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
     if (!a.name_bytes) return;
     const struct key *k = key_named(a.name_bytes, a.name_length);
     i32 text = k ? put_value(k, p, end, s, &a) : NO_STRING;
-    if (!known || (k && text == NO_STRING)) return;
-    known->length = length;
-    known->state = s->state;
-    known->column = k ? k->column : 0;
-    known->text = text;
-    for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
+    if (l && !(k && text == NO_STRING)) keep_known(l, p, length, s->state, k ? k->column : 0, text);
 }
 
 NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
@@ -517,9 +530,7 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
         return;
     }
     i32 number = track_number(track);
-    u32 n = arg_counts[correlation_column];
-    if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
-        put_arg(correlation_column, (i64)(flow & INT64_MAX));
+    if (has_flow && !has_arg(correlation_column)) add_arg(correlation_column, (i64)(flow & INT64_MAX));
     if (type == BEGINS) note_begin(number, ts);
     add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
 }
@@ -598,6 +609,10 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
             if (k && a.kind == WHOLE) put_value(k, q, q, s, &a);
             continue;
         }
+        int is_known;
+        const u8 *whole = q - 2; /* its key and its length too: they say which of the two sizes this is */
+        struct lately *l = w.number < 16 && w.value < 128 ? take_known(whole, (u32)w.value + 2, 0, &is_known) : 0;
+        if (l && is_known) continue;
         u64 size[4] = {0};
         u8 text[80];
         EACH_FIELD(q, stop, inner) if (inner.number < 4) size[inner.number] = inner.value & 0xffffffff;
@@ -605,49 +620,55 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
         json_end = text + sizeof text;
         put_bytes("[", 1);
         for (u32 i = 1; i < 4; i++) { put_digits(size[i], 1); put_bytes(i < 3 ? ", " : "]", i < 3 ? 2 : 1); }
-        put_arg(w.number == 1 ? grid_column : block_column, intern(text, (u32)(json - text), TEXT_JSON));
+        i32 column = w.number == 1 ? grid_column : block_column, number = intern(text, (u32)(json - text), TEXT_JSON);
+        put_arg(column, number);
+        if (l) keep_known(l, whole, (u32)w.value + 2, 0, column, number);
     }
 }
 
-static void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
-    struct wire w, inner;
+/* Take a value of a GPU event that is named and written as texts. */
+INLINE void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
+    struct wire w;
+    struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
+    EACH_FIELD(p, end, w) {
+        if (!w.bytes || (w.number == 1 && w.value > MAX_KEY_LENGTH)) break;
+        if (w.number == 1) { a.name_bytes = w.bytes; a.name_length = (u32)w.value; }
+        if (w.number == 2) { a.kind = STRING; a.bytes = w.bytes; a.length = (u32)w.value; }
+    }
+    const struct key *k = a.name_length && a.kind == STRING ? find_key(a.name_bytes, a.name_length) : 0;
+    if (k) put_value(k, p, p, s, &a);
+}
+
+NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+    struct wire w;
     i32 stage = NO_STRING, queue = NO_STRING, name = NO_STRING, kernel = NO_STRING;
     u64 duration = 0, device = 0, event = 0;
-    const u8 *start = p;
+    u32 bad_args = counts.bad_args;
     EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
         case 1: event = w.value; break;
         case 2: duration = w.value; break;
+        case 6: if (w.bytes) take_extra(w.bytes, w.bytes + w.value, s); break;
         case 11: device = w.value; break;
         case 13: queue = interned_text(s, GPU_STAGE, w.value); break;
         case 14: stage = interned_text(s, GPU_STAGE, w.value); break;
         case 17: if (w.bytes) name = text_of(&w); break;
         case 19: kernel = interned_text(s, GPU_KERNEL, w.value); break;
         case 20: name = interned_text(s, EVENT_NAME, w.value); break;
+        case 21: if (w.bytes) take_launch(w.bytes, w.bytes + w.value, s); break;
         }
     }
-    if (UNLIKELY(p < end)) { counts.malformed++; return; }
-    if (UNLIKELY((i64)duration < 0)) { counts.bad_time++; return; }
+    if (UNLIKELY(p < end || (i64)duration < 0)) {
+        forget_args();
+        counts.bad_args = bad_args;
+        if (p < end) counts.malformed++;
+        else counts.bad_time++;
+        return;
+    }
     i64 stream = last_number(queue);
-    if (stream >= 0) put_arg(stream_column, stream);
-    put_arg(device_column, (i64)(i32)device);
-    if (event && !(event >> 63)) put_arg(correlation_column, (i64)event);
-    for (p = start; p < end;) {
-        p = next_wire(p, end, &w);
-        if (!w.bytes) continue;
-        const u8 *q = w.bytes, *stop = q + w.value;
-        if (w.number == 21) take_launch(q, stop, s);
-        if (w.number != 6) continue;
-        struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
-        const u8 *key = 0;
-        EACH_FIELD(q, stop, inner) {
-            if (!inner.bytes || (inner.number == 1 && inner.value > MAX_KEY_LENGTH)) break;
-            if (inner.number == 1) { key = inner.bytes; a.name_length = (u32)inner.value; }
-            if (inner.number == 2) { a.kind = STRING; a.bytes = inner.bytes; a.length = (u32)inner.value; }
-        }
-        const struct key *k = a.name_length && a.kind == STRING ? find_key(key, a.name_length) : 0;
-        if (k) put_value(k, q, q, s, &a);
-    }
+    if (stream >= 0 && !has_arg(stream_column)) add_arg(stream_column, stream);
+    if (!has_arg(device_column)) add_arg(device_column, (i64)(i32)device);
+    if (event && !(event >> 63) && !has_arg(correlation_column)) add_arg(correlation_column, (i64)event);
     if (name == NO_STRING) name = kernel == NO_STRING ? stage : kernel;
     i64 tid = stream >= 0 || queue == NO_STRING ? stream : STRING_ID_BASE + queue;
     add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
