@@ -44,51 +44,70 @@ INLINE u64 joined_sevens(u64 bytes) {
     return (bytes & 0x0fffffffull) | (bytes & 0x0fffffff00000000ull) >> 4;
 }
 
-NOINLINE const u8 *long_varint(const u8 *p, u64 *value) {
+static u64 long_value; /* in memory, so that what is read in place of it need not be */
+
+NOINLINE const u8 *long_varint(const u8 *p) {
     u64 word = load64(p), stops = ~word & 0x8080808080808080ull;
     if (LIKELY(stops != 0)) {
-        *value = joined_sevens(word & (stops ^ (stops - 1)));
+        long_value = joined_sevens(word & (stops ^ (stops - 1)));
         return p + (__builtin_ctzll(stops) >> 3) + 1;
     }
-    *value = joined_sevens(word) | (u64)(p[8] & 127) << 56 | (p[8] > 127 ? (u64)p[9] << 63 : 0);
+    long_value = joined_sevens(word) | (u64)(p[8] & 127) << 56 | (p[8] > 127 ? (u64)p[9] << 63 : 0);
     return p[8] <= 127 ? p + 9 : p[9] <= 127 ? p + 10 : 0;
 }
 
 INLINE const u8 *varint(const u8 *p, u64 *value) {
-    u64 first = *p;
-    if (UNLIKELY(first > 127)) return long_varint(p, value);
-    *value = first;
-    return p + 1;
+    *value = *p++;
+    if (*value <= 127) return p;
+    p = long_varint(p - 1);
+    *value = long_value;
+    return p;
 }
 
 /* Read the field at `p`; returns the byte after it, or 0 where there is none. */
-INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
+NOINLINE const u8 *next_field(const u8 *p, const u8 *end, struct wire *w) {
     u64 key;
     p = varint(p, &key);
     if (UNLIKELY(!p || key >> 32 || key < 8)) return 0;
     w->number = (u32)key >> 3;
     w->bytes = 0;
-    u32 type = key & 7;
-    if (LIKELY(type == 0)) {
-        p = varint(p, &w->value);
-    } else if (LIKELY(type == 2)) {
+    switch (key & 7) {
+    case 0: p = varint(p, &w->value); break;
+    case 1: w->value = load64(p); p += 8; break;
+    case 5: w->value = load32(p); p += 4; break;
+    case 2:
         p = varint(p, &w->value);
         if (UNLIKELY(!p || p > end || w->value > (u64)(end - p))) return 0;
         w->bytes = p;
         p += w->value;
-    } else if (type == 1) {
-        w->value = load64(p);
-        p += 8;
-    } else {
-        if (type != 5) return 0;
-        w->value = load32(p);
-        p += 4;
+        break;
+    default: return 0;
     }
     return LIKELY(p != 0 && p <= end) ? p : 0;
 }
 
-/* The same where few are read. */
-NOINLINE const u8 *next_field(const u8 *p, const u8 *end, struct wire *w) { return next_wire(p, end, w); }
+/* The same where many are read: most have a key and a length of one byte. */
+INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
+    static struct wire long_field;
+    u32 key = *p, kind = key & 0x87;
+    w->number = key >> 3;
+    if (LIKELY(!kind && key)) {
+        w->bytes = 0;
+        p = varint(p + 1, &w->value);
+        if (UNLIKELY(!p)) return 0;
+    } else if (LIKELY(kind == 2 && key > 7 && p[1] < 128)) {
+        w->value = p[1];
+        w->bytes = p + 2;
+        p += 2 + w->value;
+    } else {
+        p = next_field(p, end, &long_field);
+        w->number = long_field.number;
+        w->value = long_field.value;
+        w->bytes = long_field.bytes;
+        return p;
+    }
+    return LIKELY(p <= end) ? p : 0;
+}
 
 #define EACH_BY(next, p, end, w) \
     for (const u8 *next_##w; (p) < (end) && (next_##w = next(p, end, &(w))) != 0; (p) = next_##w)
@@ -535,6 +554,14 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
     add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
 }
 
+/* Take an event that only ends a slice; returns 0 if it is another. */
+INLINE int take_end(const u8 *p, const u8 *end, i64 ts) {
+    u64 track;
+    if (p[0] != (9 << 3) || p[1] != ENDS || p[2] != (11 << 3) || varint(p + 3, &track) != end) return 0;
+    note_end(track_number(track), ts);
+    return 1;
+}
+
 static void take_track(const u8 *p, const u8 *end) {
     struct wire w, inner;
     u64 uuid = 0, above = 0, pid = 0, tid = 0;
@@ -627,10 +654,10 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
 }
 
 /* Take a value of a GPU event that is named and written as texts. */
-INLINE void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
+static void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
     struct wire w;
     struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
-    EACH_FIELD(p, end, w) {
+    EACH_FIELD_OF_MANY(p, end, w) {
         if (!w.bytes || (w.number == 1 && w.value > MAX_KEY_LENGTH)) break;
         if (w.number == 1) { a.name_bytes = w.bytes; a.name_length = (u32)w.value; }
         if (w.number == 2) { a.kind = STRING; a.bytes = w.bytes; a.length = (u32)w.value; }
@@ -701,7 +728,9 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     u32 seen = 0;
     EACH_FIELD_OF_MANY(p, end, w) {
         u32 field = w.number < sizeof packet_fields ? packet_fields[w.number] : UNUSED;
-        latest[field] = w;
+        latest[field].value = w.value; /* one by one: what is stored in parts is slow to load as a whole */
+        latest[field].bytes = w.bytes;
+        latest[field].number = w.number;
         seen |= 1u << field;
     }
     if (UNLIKELY(p < end)) return 0;
@@ -731,8 +760,8 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     if (kind == 60) take_track(p, end);
     else if (kind == 50 || kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
-    else if (kind == 11) take_track_event(p, end, s, ts);
-    else take_gpu_event(p, end, s, ts);
+    else if (kind != 11) take_gpu_event(p, end, s, ts);
+    else if (!take_end(p, end, ts)) take_track_event(p, end, s, ts);
     return 1;
 }
 
