@@ -26,6 +26,8 @@ from stepscope.trace.table import (
 )
 
 _MAX_LEVELS = 16
+# rows at a time, where new memory for all would take longer than the work
+_FEW = 1 << 16
 # kinds of marks, as in `scanner/slices.h`
 _DURATION, _CLOCK, _COMPRESSED, _LOST_PACKETS = -1, -2, -3, -4
 # `COMPUTE AGENT [2] STREAM [1] (GPU)`, `COPY to AGENT [2] THREAD [0] (GPU)`: device and stream or queue, of rocprofv3
@@ -61,8 +63,7 @@ def resolve_packets(
         return ids[text]
 
     is_slice = ph == ord("B")
-    found = np.concatenate([np.empty(0, MARK), *marks])
-    _set_durations(columns, is_slice, found)
+    found = _set_durations(columns, is_slice, marks)
     is_open = is_slice & (dur == NONE_NS)
     tracks = _tracks(columns, strings)
     described = np.flatnonzero((ph == ord("P")) | (ph == ord("T")) | (ph == ord("N")))
@@ -91,19 +92,27 @@ def resolve_packets(
 # backwards is sorted here.
 
 
-def _set_durations(columns: Columns, is_slice: npt.NDArray[np.bool_], marks: npt.NDArray[np.void]) -> None:
+def _set_durations(
+    columns: Columns, is_slice: npt.NDArray[np.bool_], marks: list[npt.NDArray[np.void]]
+) -> npt.NDArray[np.void]:
+    """Set what durations the rows lack, and return the other marks."""
     duration = columns["dur_ns"]
-    known = marks["track"] == _DURATION
-    duration[marks["row"][known]] = marks["ns"][known]
-    ends = marks[marks["track"] >= 0]
+    others = [np.empty(0, MARK)]
+    for part in (m[at : at + _FEW] for m in marks for at in range(0, len(m), _FEW)):
+        known = part["track"] == _DURATION
+        others.append(part[~known])
+        duration[part["row"][known]] = part["ns"][known]
+    found = np.concatenate(others)
+    ends = found[found["track"] >= 0]
     if not len(ends):
-        return
+        return found
     begins = np.flatnonzero(is_slice & (duration == NONE_NS))
     order = np.argsort(np.append(2 * begins + 1, 2 * ends["row"].astype(np.int64)), kind="stable")
     track = np.append(columns["pid"][begins], ends["track"])[order]
     ts = np.append(columns["ts_ns"][begins], ends["ns"])[order]
     begin, end = _nested(order >= len(begins), track, ts)
     duration[begins[order[begin]]] = ts[end] - ts[begin]
+    return found
 
 
 def _nested(is_end: npt.NDArray[np.bool_], track: Int64s, ts: Int64s) -> tuple[_Rows, _Rows]:
@@ -171,8 +180,9 @@ def _tracks(columns: Columns, strings: list[str]) -> _Tracks:
 
 
 def _place(columns: Columns, rows: _Rows, tracks: _Tracks) -> None:
-    number = columns["pid"][rows]
-    columns["pid"][rows], columns["tid"][rows] = tracks.pid[number], tracks.tid[number]
+    for part in (rows[at : at + _FEW] for at in range(0, len(rows), _FEW)):
+        number = columns["pid"][part]
+        columns["pid"][part], columns["tid"][part] = tracks.pid[number], tracks.tid[number]
 
 
 def _categories(

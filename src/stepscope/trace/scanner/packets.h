@@ -187,11 +187,11 @@ INLINE i32 interned_text(const struct sequence *s, enum interned kind, u64 numbe
 }
 
 static i32 track_number(u64 uuid) {
-    static i32 num_tracks = 0;
     i32 track = meaning_of(uuid, TRACK);
     if (UNLIKELY(track == NO_STRING)) {
-        set_meaning(uuid, TRACK, track = num_tracks++);
-        add_track((u32)track);
+        set_meaning(uuid, TRACK, track = (i32)tracks.count);
+        add_mark(&tracks, INT64_MIN, 0, 0);
+        if (UNLIKELY(exhausted)) return 0;
     }
     return track;
 }
@@ -430,11 +430,7 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
         return text;
     }
     i64 value = (i64)a->value;
-    u64 plain;
-    if (a->kind == STRING && a->length && short_digits(a->bytes, &plain) == a->bytes + a->length) {
-        value = (i64)plain;
-        a->kind = WHOLE;
-    } else if (a->kind == STRING && a->length < sizeof digits) { /* it may be followed by digits of something else */
+    if (a->kind == STRING && a->length < sizeof digits) { /* it may be followed by digits of something else */
         __builtin_memcpy(digits, a->bytes, sizeof digits);
         digits[a->length] = '"';
         if (integer_in_text(digits, digits + a->length, &value)) a->kind = WHOLE;
@@ -448,7 +444,7 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
     return NO_STRING;
 }
 
-/* Annotations and sizes of launches that came lately, by their bytes: shapes, types and names repeat. */
+/* Annotations that came lately, by their bytes: shapes, types and names repeat. */
 enum { LATELY = 1 << 11, MIN_LATELY = 8, MAX_LATELY = 480 };
 static struct lately {
     u32 length, state;
@@ -487,34 +483,25 @@ INLINE int take_short_annotation(const u8 *p, const u8 *end, const struct sequen
     return is_whole || what != NO_STRING;
 }
 
-/* Return where the bytes of an annotation are kept, 0 if they are not; `*is_known`: they are, and were taken again. */
-static struct lately *take_known(const u8 *p, u32 length, u32 state, int *is_known) {
-    struct lately *l = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
-    *is_known = l && l->length == length && l->state == state && same_bytes(l->bytes, p, length);
-    if (*is_known && l->text != NO_STRING) put_arg(l->column, l->text);
-    return l;
-}
-
-static void keep_known(struct lately *l, const u8 *p, u32 length, u32 state, i32 column, i32 text) {
-    l->length = length;
-    l->state = state;
-    l->column = column;
-    l->text = text;
-    for (u32 i = 0; i < length; i += 16) wasm_v128_store(l->bytes + i, wasm_v128_load(p + i));
-}
-
 static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
     if (LIKELY(take_short_annotation(p, end, s))) return;
     struct annotation a;
     u32 length = (u32)(end - p);
-    int is_known;
-    struct lately *l = take_known(p, length, s->state, &is_known);
-    if (is_known) return;
+    struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
+    if (known && known->length == length && known->state == s->state && same_bytes(known->bytes, p, length)) {
+        if (known->text != NO_STRING) put_arg(known->column, known->text);
+        return;
+    }
     if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
     if (!a.name_bytes) return;
     const struct key *k = key_named(a.name_bytes, a.name_length);
     i32 text = k ? put_value(k, p, end, s, &a) : NO_STRING;
-    if (l && !(k && text == NO_STRING)) keep_known(l, p, length, s->state, k ? k->column : 0, text);
+    if (!known || (k && text == NO_STRING)) return;
+    known->length = length;
+    known->state = s->state;
+    known->column = k ? k->column : 0;
+    known->text = text;
+    for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
 }
 
 NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
@@ -552,14 +539,6 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
     if (has_flow && !has_arg(correlation_column)) add_arg(correlation_column, (i64)(flow & INT64_MAX));
     if (type == BEGINS) note_begin(number, ts);
     add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
-}
-
-/* Take an event that only ends a slice; returns 0 if it is another. */
-INLINE int take_end(const u8 *p, const u8 *end, i64 ts) {
-    u64 track;
-    if (p[0] != (9 << 3) || p[1] != ENDS || p[2] != (11 << 3) || varint(p + 3, &track) != end) return 0;
-    note_end(track_number(track), ts);
-    return 1;
 }
 
 static void take_track(const u8 *p, const u8 *end) {
@@ -636,10 +615,6 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
             if (k && a.kind == WHOLE) put_value(k, q, q, s, &a);
             continue;
         }
-        int is_known;
-        const u8 *whole = q - 2; /* its key and its length too: they say which of the two sizes this is */
-        struct lately *l = w.number < 16 && w.value < 128 ? take_known(whole, (u32)w.value + 2, 0, &is_known) : 0;
-        if (l && is_known) continue;
         u64 size[4] = {0};
         u8 text[80];
         EACH_FIELD(q, stop, inner) if (inner.number < 4) size[inner.number] = inner.value & 0xffffffff;
@@ -647,23 +622,27 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
         json_end = text + sizeof text;
         put_bytes("[", 1);
         for (u32 i = 1; i < 4; i++) { put_digits(size[i], 1); put_bytes(i < 3 ? ", " : "]", i < 3 ? 2 : 1); }
-        i32 column = w.number == 1 ? grid_column : block_column, number = intern(text, (u32)(json - text), TEXT_JSON);
-        put_arg(column, number);
-        if (l) keep_known(l, whole, (u32)w.value + 2, 0, column, number);
+        put_arg(w.number == 1 ? grid_column : block_column, intern(text, (u32)(json - text), TEXT_JSON));
     }
 }
 
 /* Take a value of a GPU event that is named and written as texts. */
 static void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
-    struct wire w;
-    struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
+    struct wire w, name = {0}, text = {0};
+    u64 value;
     EACH_FIELD_OF_MANY(p, end, w) {
         if (!w.bytes || (w.number == 1 && w.value > MAX_KEY_LENGTH)) break;
-        if (w.number == 1) { a.name_bytes = w.bytes; a.name_length = (u32)w.value; }
-        if (w.number == 2) { a.kind = STRING; a.bytes = w.bytes; a.length = (u32)w.value; }
+        if (w.number == 1) name = w;
+        if (w.number == 2) text = w;
     }
-    const struct key *k = a.name_length && a.kind == STRING ? find_key(a.name_bytes, a.name_length) : 0;
-    if (k) put_value(k, p, p, s, &a);
+    const struct key *k = name.value && text.bytes ? find_key(name.bytes, (u32)name.value) : 0;
+    if (!k) return;
+    if (k->kind == ARG_INT && text.value && short_digits(text.bytes, &value) == text.bytes + text.value) {
+        put_arg(k->column, (i64)value);
+        return;
+    }
+    struct annotation a = {.kind = STRING, .text = NO_STRING, .bytes = text.bytes, .length = (u32)text.value};
+    put_value(k, p, p, s, &a);
 }
 
 NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
@@ -760,8 +739,8 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     if (kind == 60) take_track(p, end);
     else if (kind == 50 || kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
-    else if (kind != 11) take_gpu_event(p, end, s, ts);
-    else if (!take_end(p, end, ts)) take_track_event(p, end, s, ts);
+    else if (kind == 11) take_track_event(p, end, s, ts);
+    else take_gpu_event(p, end, s, ts);
     return 1;
 }
 
@@ -772,6 +751,7 @@ static int allocate_packets(void) {
     lately = allocate(LATELY * sizeof *lately);
     if (!sequences || !grow_meanings() || !lately) return 0;
     track_number(0); /* is 0, which is none */
+    if (!tracks.of) return 0;
     label_column = column_of("labels          ", 6);
     correlation_column = column_of("correlation     ", 11);
     device_column = column_of("device          ", 6);

@@ -17,24 +17,14 @@ struct mark {
     i32 track; /* of an end that has no begin yet, else what the mark is */
 };
 
-struct marks {
-    struct mark *of;
-    u32 count, room;
-};
-
-static struct marks marks;                /* for the host */
-static struct marks run_begins, run_ends; /* the begins since the last end, and the ends since */
-static int runs_back;                     /* whether time runs backwards among these */
-static i64 run_ns;                        /* of the last of them */
-static u32 first_row;                     /* how many rows of the file the host has */
-
-static struct track_state {
-    u64 last_ns; /* above the least */
-    u32 top;     /* number + 1 of the open slice */
-    u32 is_disordered;
-} *track_states;
-static struct marks open_slices; /* begins; `track` is the number + 1 of the one below it, or of the next free place */
-static u32 track_room, free_slice;
+static struct marks { struct mark *of; u32 count, room; }
+    marks,                /* for the host */
+    run_begins, run_ends, /* the begins since the last end, and the ends since */
+    open_slices,          /* begins; `track` is the number + 1 of the one below */
+    tracks;               /* when the last was, INT64_MAX once time ran backwards; `row`: open slice, number + 1 */
+static int runs_back;     /* whether time runs backwards in the run */
+static i64 run_ns;        /* of the last begin or end */
+static u32 first_row;     /* how many rows of the file the host has */
 
 /* Make room for twice as many marks; returns 0 when there is no memory left. */
 NOINLINE int grow_marks(struct marks *to) {
@@ -53,57 +43,34 @@ INLINE void add_mark(struct marks *to, i64 ns, u32 row, i32 track) {
     m->track = track;
 }
 
-/* Note that there is a track of this number, one more than the last. */
-static void add_track(u32 number) {
-    if (number >= track_room) {
-        u32 room = track_room ? 2 * track_room : 1 << 8;
-        struct track_state *fresh = enlarge(track_states, number * sizeof *fresh, (u64)room * sizeof *fresh);
-        if (!fresh) { exhausted = 1; return; }
-        track_states = fresh;
-        track_room = room;
-    }
-    track_states[number] = (struct track_state){0};
-}
-
 INLINE void end_slice(const struct mark *begin, i64 end_ns) {
     i64 ns = (i64)((u64)end_ns - (u64)begin->ns);
     if (LIKELY(begin->row >= first_row)) col_dur[begin->row - first_row] = ns;
     else add_mark(&marks, ns, begin->row, DURATION);
 }
 
-/* Return the state of the track of a begin or an end, 0 if its times run backwards. */
-INLINE struct track_state *ordered_track(const struct mark *m) {
-    struct track_state *t = &track_states[m->track];
-    u64 ns = (u64)m->ns ^ (u64)1 << 63;
-    if (UNLIKELY(runs_back || ns < t->last_ns)) t->is_disordered = 1;
-    t->last_ns = ns;
-    return UNLIKELY(t->is_disordered) ? 0 : t;
+/* Return the track of a begin or an end, 0 if its times run backwards. */
+INLINE struct mark *ordered_track(const struct mark *m) {
+    struct mark *t = &tracks.of[m->track];
+    t->ns = UNLIKELY(runs_back || m->ns < t->ns) ? INT64_MAX : m->ns;
+    return LIKELY(t->ns != INT64_MAX) ? t : 0;
 }
 
 static void open_slice(const struct mark *m) {
-    struct track_state *t = ordered_track(m);
+    struct mark *t = ordered_track(m);
     if (UNLIKELY(!t)) return;
-    u32 at = free_slice;
-    if (LIKELY(at)) {
-        free_slice = (u32)open_slices.of[at - 1].track;
-        open_slices.of[at - 1] = (struct mark){m->ns, m->row, (i32)t->top};
-    } else {
-        add_mark(&open_slices, m->ns, m->row, (i32)t->top);
-        at = open_slices.count;
-    }
-    t->top = at;
+    add_mark(&open_slices, m->ns, m->row, (i32)t->row);
+    t->row = open_slices.count;
 }
 
 static void close_slice(const struct mark *m) {
-    struct track_state *t = ordered_track(m);
+    struct mark *t = ordered_track(m);
     if (UNLIKELY(!t)) { add_mark(&marks, m->ns, m->row, m->track); return; }
-    u32 at = t->top;
-    if (!at) return;
-    struct mark *s = &open_slices.of[at - 1];
+    if (!t->row) return;
+    const struct mark *s = &open_slices.of[t->row - 1];
     end_slice(s, m->ns);
-    t->top = (u32)s->track;
-    s->track = (i32)free_slice;
-    free_slice = at;
+    if (t->row == open_slices.count) open_slices.count--;
+    t->row = (u32)s->track;
 }
 
 /* Pair the ends of the run with the last open begins of their tracks. */
@@ -129,15 +96,12 @@ static void note_end(i32 track, i64 ns) {
     const struct mark *begin = run_begins.of + run_ends.count;
     runs_back |= run_begins.count && ns < run_ns;
     run_ns = ns;
-    if (LIKELY(run_begins.count == 1 && !run_ends.count && begin->track == track && ns >= begin->ns)) {
-        end_slice(begin, ns);
-        run_begins.count = runs_back = 0;
-        return;
-    }
     add_mark(&run_ends, ns, first_row + rows, track);
     if (run_ends.count > run_begins.count || begin->track != track || ns < begin->ns) { close_run(); return; }
-    if (run_ends.count < run_begins.count || !runs_back) return;
-    for (u32 i = 0; i < run_ends.count; i++) end_slice(&run_begins.of[i], run_ends.of[i].ns);
+    if (run_ends.count < run_begins.count || (run_ends.count > 1 && !runs_back)) return;
+    const struct marks ends = run_ends;
+    if (!marks.count) { run_ends = marks; marks = (struct marks){ends.of, 0, ends.room}; } /* in place of the ends */
+    for (u32 i = 0; i < ends.count; i++) end_slice(&run_begins.of[i], ends.of[i].ns);
     run_begins.count = run_ends.count = 0;
     runs_back = 0;
 }
