@@ -128,7 +128,7 @@ def test_slices_far_from_their_ends(tmp_path: Path) -> None:
     short = [(t, t + 1) for t in range(40_000)]
     one_by_one = b"".join(slices((2, start, end, "short"), order=list) for start, end in short)
     in_blocks = slices(*((3, start, end, "short") for start, end in short), order=list)
-    path.write_bytes(slices((1, 0, 50_000, "long"), order=lambda p: [p[0], one_by_one, in_blocks, p[1]]))
+    path.write_bytes(slices((1, 0, 50_000, "long"), order=lambda p: [p[0], one_by_one, p[1], in_blocks]))
     found = read(path)
     durations = Counter(zip(map(found.text, found["name"].tolist()), found["dur_ns"].tolist(), strict=True))
     assert durations == {("short", 1): 2 * len(short), ("long", 50_000): 1}

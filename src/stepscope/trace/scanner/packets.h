@@ -778,7 +778,7 @@ static enum status read_packets(const u8 **at, int *lost) {
         if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
         if (UNLIKELY(rows == ROW_CAPACITY || marks.count > ROW_CAPACITY)) { status = ROWS_FULL; break; }
         if (UNLIKELY(p >= block_end)) {
-            if (is_final) close_run();
+            if (is_final) close_run(1);
             status = is_final ? ARRAY_END : NEED_MORE;
             p = block_end;
             break;

@@ -3,7 +3,7 @@
  * Most writers put them in the order of time: an end belongs to the last open begin of its track. torch writes all
  * begins of a kind and then their ends in the same order, where slices that touch would be paired wrongly: a run of
  * begins and the run of as many ends behind it, which fit each other in this order but run against time, are paired so.
- * The host pairs what is left of a track whose times run backwards, after sorting.
+ * The host pairs what is left, which are tracks whose times run backwards, after sorting.
  *
  * The duration of a slice goes to its row where that is still here. All else goes to the host as marks. */
 #pragma once
@@ -65,28 +65,31 @@ static void open_slice(const struct mark *m) {
 
 static void close_slice(const struct mark *m) {
     struct mark *t = ordered_track(m);
-    if (UNLIKELY(!t)) { add_mark(&marks, m->ns, m->row, m->track); return; }
-    if (!t->row) return;
+    if (UNLIKELY(!t || !t->row)) { add_mark(&marks, m->ns, m->row, m->track); return; }
     const struct mark *s = &open_slices.of[t->row - 1];
     end_slice(s, m->ns);
     if (t->row == open_slices.count) open_slices.count--;
     t->row = (u32)s->track;
 }
 
-/* Pair the ends of the run with the last open begins of their tracks. */
-static void close_run(void) {
-    if (UNLIKELY(runs_back)) {
-        for (u32 i = 0; i < run_begins.count; i++) ordered_track(&run_begins.of[i]);
-        for (u32 i = 0; i < run_ends.count; i++) ordered_track(&run_ends.of[i]);
+/* Pair the ends of the run, with its begins if they fit each other, else with the last open ones of their tracks. */
+static void close_run(int fits) {
+    const struct marks ends = run_ends;
+    if (fits && ends.count == run_begins.count && (ends.count == 1 || runs_back)) {
+        if (!marks.count) { run_ends = marks; marks = (struct marks){ends.of, 0, ends.room}; } /* in place of the ends */
+        for (u32 i = 0; i < ends.count; i++) end_slice(&run_begins.of[i], ends.of[i].ns);
+    } else {
+        for (u32 i = 0; runs_back && i < run_begins.count; i++) ordered_track(&run_begins.of[i]);
+        for (u32 i = 0; runs_back && i < ends.count; i++) ordered_track(&ends.of[i]);
+        for (u32 i = 0; i < run_begins.count; i++) open_slice(&run_begins.of[i]);
+        for (u32 i = 0; i < ends.count; i++) close_slice(&ends.of[i]);
     }
-    for (u32 i = 0; i < run_begins.count; i++) open_slice(&run_begins.of[i]);
-    for (u32 i = 0; i < run_ends.count; i++) close_slice(&run_ends.of[i]);
     run_begins.count = run_ends.count = 0;
     runs_back = 0;
 }
 
-INLINE void note_begin(i32 track, i64 ns) {
-    if (run_ends.count) close_run();
+static void note_begin(i32 track, i64 ns) {
+    if (run_ends.count) close_run(1);
     runs_back |= run_begins.count && ns < run_ns;
     run_ns = ns;
     add_mark(&run_begins, ns, first_row + rows, track);
@@ -97,11 +100,5 @@ static void note_end(i32 track, i64 ns) {
     runs_back |= run_begins.count && ns < run_ns;
     run_ns = ns;
     add_mark(&run_ends, ns, first_row + rows, track);
-    if (run_ends.count > run_begins.count || begin->track != track || ns < begin->ns) { close_run(); return; }
-    if (run_ends.count < run_begins.count || (run_ends.count > 1 && !runs_back)) return;
-    const struct marks ends = run_ends;
-    if (!marks.count) { run_ends = marks; marks = (struct marks){ends.of, 0, ends.room}; } /* in place of the ends */
-    for (u32 i = 0; i < ends.count; i++) end_slice(&run_begins.of[i], ends.of[i].ns);
-    run_begins.count = run_ends.count = 0;
-    runs_back = 0;
+    if (run_ends.count > run_begins.count || begin->track != track || ns < begin->ns) close_run(0);
 }
