@@ -123,6 +123,31 @@ def test_slices_that_touch_are_paired_in_blocks_of_begins_and_ends(tmp_path: Pat
     assert {(found.text(n), ts, dur) for ts, dur, n in timed} == {(n, s, e - s) for _, s, e, n in TOUCHING}
 
 
+def test_slices_far_from_their_ends(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.pftrace"
+    short = [(t, t + 1) for t in range(40_000)]
+    one_by_one = b"".join(slices((2, start, end, "short"), order=list) for start, end in short)
+    in_blocks = slices(*((3, start, end, "short") for start, end in short), order=list)
+    path.write_bytes(slices((1, 0, 50_000, "long"), order=lambda p: [p[0], one_by_one, p[1], in_blocks]))
+    found = read(path)
+    durations = Counter(zip(map(found.text, found["name"].tolist()), found["dur_ns"].tolist(), strict=True))
+    assert durations == {("short", 1): 2 * len(short), ("long", 50_000): 1}
+
+
+def test_a_track_whose_times_run_backwards_is_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.pftrace"
+    late_first = slices(
+        (1, 10, 20, "a"), (1, 0, 5, "b"), (1, 1, 4, "c"), order=lambda p: [p[0], p[1], p[4], p[3], *p[2::3]]
+    )
+    path.write_bytes(late_first)
+    found = read(path)
+    assert dict(zip(map(found.text, found["name"].tolist()), found["dur_ns"].tolist(), strict=True)) == {
+        "a": 10,
+        "b": 5,
+        "c": 3,
+    }
+
+
 def test_ends_without_a_begin_and_begins_without_an_end(tmp_path: Path) -> None:
     path = tmp_path / "rank0.pftrace"
     nested = slices((1, 2, 9, "outer"), (1, 3, 8, "inner"), order=lambda p: [p[0], p[1], p[3], p[2]])

@@ -1,7 +1,7 @@
 """Perfetto traces (`.pftrace`): the scanner's rows of packets to the rows that a JSON trace has.
 
-Begin and end of a slice are two packets, and tracks, processes and clocks are packets too (`scanner/packets.h`). torch
-writes no categories: calls, Python frames, operators and ranges are known by their arguments, tracks and names.
+Tracks and processes are packets too (`scanner/packets.h`). torch writes no categories: calls, Python frames, operators
+and ranges are known by their arguments, tracks and names.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.trace.scanner import MARK
 from stepscope.trace.table import (
     DEVICE_CALL,
     DEVICE_PROCESS,
@@ -25,6 +26,10 @@ from stepscope.trace.table import (
 )
 
 _MAX_LEVELS = 16
+# rows at a time, where new memory for all would take longer than the work
+_FEW = 1 << 16
+# kinds of marks, as in `scanner/slices.h`
+_DURATION, _CLOCK, _COMPRESSED, _LOST_PACKETS = -1, -2, -3, -4
 # `COMPUTE AGENT [2] STREAM [1] (GPU)`, `COPY to AGENT [2] THREAD [0] (GPU)`: device and stream or queue, of rocprofv3
 _DEVICE_TRACK = re.compile(r"^(?:COMPUTE|COPY to) \w+ \[(\d{1,9})\] (?:STREAM|QUEUE|THREAD) \[(\d{1,18})\]")
 _THREAD_TRACK = re.compile(r"^THREAD \d+ \((\d{1,18})\)")
@@ -44,9 +49,11 @@ class Resolved(NamedTuple):
     notes: tuple[str, ...]
 
 
-def resolve_packets(columns: Columns, args: dict[str, SparseColumn], strings: list[str]) -> Resolved:
-    """Pair the slices, place all rows on processes and threads, and give those without a category one."""
-    ph = columns["ph"]
+def resolve_packets(
+    columns: Columns, args: dict[str, SparseColumn], strings: list[str], marks: list[npt.NDArray[np.void]]
+) -> Resolved:
+    """Complete the slices, place all rows on processes and threads, and give those without a category one."""
+    ph, dur = columns["ph"], columns["dur_ns"]
     ids = {text: number for number, text in enumerate(strings)}
 
     def text_id(text: str) -> int:
@@ -55,80 +62,57 @@ def resolve_packets(columns: Columns, args: dict[str, SparseColumn], strings: li
             strings.append(text)
         return ids[text]
 
-    clock = columns["ts_ns"][ph == ord("K")]
-    slices = np.flatnonzero((ph == ord("B")) | (ph == ord("E")))
-    begins, ends = _paired(ph[slices] == ord("E"), columns["pid"][slices], columns["ts_ns"][slices])
-    columns["dur_ns"][slices[begins]] = columns["ts_ns"][slices[ends]] - columns["ts_ns"][slices[begins]]
-    paired = np.zeros(len(ph), bool)
-    paired[slices[begins]] = True
-    notes = _notes(ph, num_open=int((ph == ord("B")).sum()) - len(begins))
+    is_slice = ph == ord("B")
+    found = _set_durations(columns, is_slice, marks)
+    is_open = is_slice & (dur == NONE_NS)
     tracks = _tracks(columns, strings)
-    on_track = paired | (ph == ord("i")) | (ph == ord("C"))
     described = np.flatnonzero((ph == ord("P")) | (ph == ord("T")) | (ph == ord("N")))
-    _place(columns, np.flatnonzero(on_track), tracks)
-    uncategorised = np.flatnonzero(paired & (columns["cat"] == NO_STRING))
-    columns["cat"][uncategorised] = _categories(columns, args, uncategorised, tracks, strings, text_id)
     is_process = ph[described] == ord("P")
+    _place(columns, np.flatnonzero(is_slice | (ph == ord("i")) | (ph == ord("C"))), tracks)
+    uncategorised = np.flatnonzero(is_slice & ~is_open & (columns["cat"] == NO_STRING))
+    columns["cat"][uncategorised] = _categories(columns, args, uncategorised, tracks, strings, text_id)
     _place(columns, described, tracks)
     columns["name"][described] = np.where(is_process, text_id("process_name"), text_id("thread_name"))
     columns["ts_ns"][described] = columns["dur_ns"][described] = NONE_NS
-    columns["offset"] = np.full(len(ph), -1, np.int32)
-    keep = on_track | (ph == ord("X"))
-    ph[paired] = ord("X")
+    columns["offset"].fill(-1)
+    ph[is_slice] = ord("X")
     ph[described] = ord("M")
-    keep[described] = True
-    columns, args = only_rows(columns, args, keep)
-    return Resolved(columns, args, int(clock[0]) if len(clock) else 0, notes)
-
-
-def _notes(ph: npt.NDArray[np.uint8], *, num_open: int) -> tuple[str, ...]:
-    counts = {
-        "slices without an end are left out": num_open,
-        "compressed packets are not read": int((ph == ord("Z")).sum()),
-        "times the recorder reported lost packets": int((ph == ord("L")).sum()),
+    columns, args = only_rows(columns, args, ~is_open)
+    notes = {
+        "slices without an end are left out": int(is_open.sum()),
+        "compressed packets are not read": int((found["track"] == _COMPRESSED).sum()),
+        "times the recorder reported lost packets": int((found["track"] == _LOST_PACKETS).sum()),
     }
-    return tuple(f"{count:,} {what}" for what, count in counts.items() if count)
+    clock = found["ns"][found["track"] == _CLOCK]
+    listed = tuple(f"{count:,} {what}" for what, count in notes.items() if count)
+    return Resolved(columns, args, int(clock[0]) if len(clock) else 0, listed)
 
 
-# Begins and ends. Most writers put them in the order of time: an end belongs to the last open begin of its track. torch
-# writes all begins of a kind and then their ends in the same order, where slices that touch would be paired wrongly.
+# The scanner pairs begins and ends of slices as they come (`scanner/slices.h`). What is left of a track whose times run
+# backwards is sorted here.
 
 
-def _paired(is_end: npt.NDArray[np.bool_], track: Int64s, ts: Int64s) -> tuple[_Rows, _Rows]:
-    """Return the places of the begins that have an end, and of their ends."""
-    begins = _in_blocks(is_end, track, ts)
-    ends = begins + _run_lengths(is_end)[begins]
-    left = np.ones(len(is_end), bool)
-    left[begins] = left[ends] = False
-    rest = np.flatnonzero(left)
-    nested = _nested(is_end[rest], track[rest], ts[rest])
-    return np.append(begins, rest[nested[0]]), np.append(ends, rest[nested[1]])
-
-
-def _run_lengths(is_end: npt.NDArray[np.bool_]) -> Int64s:
-    edges = np.flatnonzero(np.diff(is_end, prepend=~is_end[:1], append=~is_end[-1:]))
-    return np.repeat(np.diff(edges), np.diff(edges))
-
-
-def _in_blocks(is_end: npt.NDArray[np.bool_], track: Int64s, ts: Int64s) -> _Rows:
-    """Return the begins whose ends follow in a block, in the same order: one and its end, or blocks against time."""
-    length = _run_lengths(is_end)
-    candidates = np.flatnonzero(~is_end)
-    partner = candidates + length[candidates]
-    there = partner < len(is_end)
-    candidates, partner = candidates[there], partner[there]
-    fits = length[partner] == length[candidates]
-    fits &= (track[partner] == track[candidates]) & (ts[partner] >= ts[candidates])
-    first = np.flatnonzero(np.diff(candidates, prepend=-2) > 1)  # of each block
-    if not len(first):
-        return candidates
-    whole = np.logical_and.reduceat(fits, first)
-    # a single one needs no order
-    backwards = np.append(0, np.cumsum(np.diff(ts) < 0))
-    begin, size = candidates[first], length[candidates[first]]
-    last = np.minimum(begin + 2 * size - 1, len(ts) - 1)
-    whole &= (size == 1) | (backwards[last] > backwards[begin])
-    return candidates[np.repeat(whole, np.diff(first, append=len(candidates)))]
+def _set_durations(
+    columns: Columns, is_slice: npt.NDArray[np.bool_], marks: list[npt.NDArray[np.void]]
+) -> npt.NDArray[np.void]:
+    """Set what durations the rows lack, and return the other marks."""
+    duration = columns["dur_ns"]
+    others = [np.empty(0, MARK)]
+    for part in (m[at : at + _FEW] for m in marks for at in range(0, len(m), _FEW)):
+        known = part["track"] == _DURATION
+        others.append(part[~known])
+        duration[part["row"][known]] = part["ns"][known]
+    found = np.concatenate(others)
+    ends = found[found["track"] >= 0]
+    if not len(ends):
+        return found
+    begins = np.flatnonzero(is_slice & (duration == NONE_NS))
+    order = np.argsort(np.append(2 * begins + 1, 2 * ends["row"].astype(np.int64)), kind="stable")
+    track = np.append(columns["pid"][begins], ends["track"])[order]
+    ts = np.append(columns["ts_ns"][begins], ends["ns"])[order]
+    begin, end = _nested(order >= len(begins), track, ts)
+    duration[begins[order[begin]]] = ts[end] - ts[begin]
+    return found
 
 
 def _nested(is_end: npt.NDArray[np.bool_], track: Int64s, ts: Int64s) -> tuple[_Rows, _Rows]:
@@ -196,8 +180,9 @@ def _tracks(columns: Columns, strings: list[str]) -> _Tracks:
 
 
 def _place(columns: Columns, rows: _Rows, tracks: _Tracks) -> None:
-    number = columns["pid"][rows]
-    columns["pid"][rows], columns["tid"][rows] = tracks.pid[number], tracks.tid[number]
+    for part in (rows[at : at + _FEW] for at in range(0, len(rows), _FEW)):
+        number = columns["pid"][part]
+        columns["pid"][part], columns["tid"][part] = tracks.pid[number], tracks.tid[number]
 
 
 def _categories(
@@ -210,13 +195,15 @@ def _categories(
 ) -> npt.NDArray[np.int32]:
     """Return the categories that Kineto would have given to slices that have none."""
     names = columns["name"][rows]
-    used, back = np.unique(names, return_inverse=True)
+    used = np.flatnonzero(np.bincount(names + 1)) - 1
     texts = [strings[i] if i != NO_STRING else "" for i in used.tolist()]
-    calls = [text_id("cuda_driver" if _DRIVER.match(text) else "cuda_runtime") for text in texts]
-    others = [text_id("cpu_op" if OPERATOR.match(text) else "user_annotation") for text in texts]
-    out = np.array(others, np.int32)[back]
-    is_call = np.array([DEVICE_CALL.match(text) is not None for text in texts], bool)[back] | _has(args, "cbid", rows)
-    out[is_call] = np.array(calls, np.int32)[back][is_call]
+    calls, others = (np.zeros(len(strings) + 1, np.int32) for _ in range(2))  # by name; the last is no string
+    calls[used] = [text_id("cuda_driver" if _DRIVER.match(text) else "cuda_runtime") for text in texts]
+    others[used] = [text_id("cpu_op" if OPERATOR.match(text) else "user_annotation") for text in texts]
+    others[used] = np.where([DEVICE_CALL.match(text) is not None for text in texts], calls[used], others[used])
+    out = others[names]
+    is_call = _has(args, "cbid", rows)
+    out[is_call] = calls[names[is_call]]
     out[_has(args, "python_id", rows)] = text_id("python_function")
     for pid, name in tracks.process_name.items():
         if DEVICE_PROCESS.search(name):
@@ -227,4 +214,8 @@ def _categories(
 
 
 def _has(args: dict[str, SparseColumn], name: str, rows: _Rows) -> npt.NDArray[np.bool_]:
-    return np.isin(rows, args[name].rows) if name in args else np.zeros(len(rows), bool)
+    if name not in args or not len(rows):
+        return np.zeros(len(rows), bool)
+    has = np.zeros(1 + max(int(rows[-1]), int(args[name].rows[-1])), bool)
+    has[args[name].rows] = True
+    return has[rows]

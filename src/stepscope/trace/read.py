@@ -278,18 +278,21 @@ class _Segment(NamedTuple):
 class Columns:
     """The columns of a file as its blocks fill them, string numbers still those of the scanner they came from."""
 
-    def __init__(self, raw_bytes: int, share: Share) -> None:
+    def __init__(self, raw_bytes: int, share: Share, *, bytes_per_row: int = 200) -> None:
         self._share = share
-        capacity = max(raw_bytes // 200, min(1 << 14, raw_bytes))
+        capacity = max(raw_bytes // bytes_per_row, min(1 << 14, raw_bytes))
         dtypes = ["int32" if number == _OFFSET else column.dtype for number, column in enumerate(DENSE)]
         self._dense = [_GrowingArray(dtype, capacity) for dtype in dtypes]
         some = max(capacity // 8, min(_MANY, capacity))
         self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
+        self.marks: list[npt.NDArray[np.void]] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
         first_row = self._dense[0].length
         self._share.take(rows.nbytes)
+        if len(rows.marks):
+            self.marks.append(rows.marks.copy())
         for number, values in enumerate(rows.columns):
             if number == _OFFSET:
                 self._dense[number].extend_by_offsets(values, plus=offset)
@@ -791,7 +794,7 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     with stream.opened() as fill:
         head, data = _head(stream, fill)
         share.take(JSON_FACTOR * head.events_at)
-        columns = Columns(stream.expected_raw_bytes(), share)
+        columns = Columns(stream.expected_raw_bytes(), share, bytes_per_row=50 if head.packets else 200)
         events = Events(head.top_array, head.events_at, columns, packets=head.packets)
         second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
         following = _first_of(data[head.events_at :], fill)
@@ -885,7 +888,8 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     if head.packets:
         from stepscope.trace.pftrace import resolve_packets  # only where there is such a file
 
-        columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings)
+        marks = events.columns.marks
+        columns, args, header["baseTimeNanoseconds"], notes = resolve_packets(columns, args, strings.strings, marks)
     if TIMELINE in (header.get("source"), *(strings.strings if head.packets else ())):
         raise TraceError(
             f"{stream.path}: is a timeline that stepscope wrote, not a recording; give the recorded traces"

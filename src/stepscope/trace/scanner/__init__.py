@@ -10,6 +10,7 @@
     text.h        where strings and values end         decimal.h   numbers, exactly
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
     packets.h     Perfetto traces: packets of protobuf, in place of the loop over events
+    slices.h      their begins and ends, paired
 """
 
 import atexit
@@ -167,7 +168,7 @@ class Instance:
     def write(self, address: int, piece: bytes | bytearray | memoryview) -> None:
         self.memory()[address : address + len(piece)] = np.frombuffer(piece, np.uint8)
 
-    def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
+    def view(self, address: int, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
         return np.ndarray((count,), dtype, self.memory(), address)
 
 
@@ -227,17 +228,20 @@ class Rows(NamedTuple):
     args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
     #: from where on in the file, or in what was parsed of it, the offsets count
     origin: int
+    #: of a Perfetto trace: durations and ends of earlier rows (`slices.h`)
+    marks: npt.NDArray[np.void]
 
     @property
     def nbytes(self) -> int:
         of_args = sum(rows.nbytes + values.nbytes for rows, values in self.args.values())
-        return sum(column.nbytes for column in self.columns) + of_args
+        return sum(column.nbytes for column in self.columns) + of_args + self.marks.nbytes
 
     def copy(self) -> "Rows":
         return Rows(
             [column.copy() for column in self.columns],
             {number: (rows.copy(), values.copy()) for number, (rows, values) in self.args.items()},
             self.origin,
+            self.marks.copy(),
         )
 
 
@@ -291,6 +295,8 @@ _PADDING = 64
 _MAX_SPAN = 1 << 30
 # the end of a file whose events do not end properly: there may be fields in it
 _SALVAGED_BYTES = 1 << 16
+# as in slices.h
+MARK = np.dtype([("ns", "<i8"), ("row", "<u4"), ("track", "<i4")])
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
 # made once: there are thousands of texts
 _TEXT_FLAGS = tuple(map(TextFlags, range(1 + sum(TextFlags))))
@@ -315,7 +321,7 @@ class Scanner:
     def __init__(self) -> None:
         self._wasm = Instance()
         self._input = self._length = self._capacity = 0
-        self._pending = self._origin = 0  # rows, and where in the file their offsets count from
+        self._pending = self._origin = 0  # rows and marks, and where in the file offsets count from
         layout = self._wasm.call("setup")
         self._require(layout)
         *self._columns, self._result, self._arg_counts, self._arg_rows, self._arg_values, self._request = (
@@ -357,8 +363,9 @@ class Scanner:
             asked = (end, position, flags | new_rows, (offset - self._origin - start) & 0xFFFFFFFF)
             self._wasm.view(self._request, "uint32", len(asked))[:] = asked
             status = Status(self._wasm.call("parse"))
-            found = self._wasm.view(self._result, "uint32", 14).tolist()
-            self._pending, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
+            found = self._wasm.view(self._result, "uint32", 16).tolist()
+            rows, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events, marks, _ = found
+            self._pending = rows + marks
             another |= holds_events
             totals = totals.plus(counts)
             if has_bad and first_bad is None:
@@ -408,7 +415,7 @@ class Scanner:
 
     def finish(self, sink: Callable[[Rows], None]) -> None:
         if self._pending:
-            sink(self._rows(self._pending))
+            sink(self._rows())
             self._pending = 0
 
     def num_texts(self) -> int:
@@ -420,8 +427,9 @@ class Scanner:
         memory: Any = self._wasm.memory().data
         return [Text(bytes(memory[at : at + length]), _TEXT_FLAGS[flags]) for at, length, flags in table]
 
-    def _rows(self, count: int) -> Rows:
+    def _rows(self) -> Rows:
         view = self._wasm.view
+        count, *_, num_marks, marks = view(self._result, "uint32", 16).tolist()
         columns = [view(at, dtype, count) for at, dtype in zip(self._columns, _DENSE_DTYPES, strict=True)]
         args = {}
         for column, n in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
@@ -430,7 +438,7 @@ class Scanner:
                     view(self._arg_rows + column * _STRIDE * 4, "uint32", n),
                     view(self._arg_values + column * _STRIDE * 8, "int64", n),
                 )
-        return Rows(columns, args, self._origin)
+        return Rows(columns, args, self._origin, view(marks, MARK, num_marks))
 
     @staticmethod
     def _require(success: int) -> None:

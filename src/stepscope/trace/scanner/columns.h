@@ -87,10 +87,15 @@ static int allocate_columns(void) {
     return arg_values != 0;
 }
 
+/* Return whether the argument has a value in the row being filled. */
+INLINE int has_arg(i32 column) {
+    u32 n = arg_counts[column];
+    return n && arg_rows[column * STRIDE + n - 1] == rows;
+}
+
 /* Take back the argument's value in the row being filled: a later one counts instead, or the event is dropped. */
 INLINE void forget_arg(i32 column) {
-    u32 n = arg_counts[column];
-    if (n && arg_rows[column * STRIDE + n - 1] == rows) arg_counts[column] = n - 1;
+    if (has_arg(column)) arg_counts[column]--;
 }
 
 /* Add an argument's value where the row has none yet. */

@@ -1,17 +1,19 @@
 /* Perfetto traces: packets of protobuf into rows, with phases of our own that the host turns into those of JSON.
  *
- *     B E i C     a slice begins, a slice ends, an instant, a counter: `pid` is the number of its track
+ *     B i C       a slice, an instant, a counter: `pid` is the number of its track
  *     X           work of a GPU, with its duration: `pid` is the GPU, `tid` its queue
  *     P T N       a process (`ts` its number), a thread (`ts` its process, `dur` its number), another track; `pid` is the
  *                 number of the track, `tid` that of the track above it, the argument `label` the name
- *     K           `ts` is to be added to all times to get the time of day
- *     Z L         a compressed packet, which is not read; packets were lost before this one
+ *
+ * Marks (`slices.h`) are what is no row: what is to be added to all times to get the time of day, compressed packets,
+ * which are not read, and where packets were lost.
  *
  * Field numbers are those of protos/perfetto/trace/ in the Perfetto project. A packet is framed by its length, so one
  * whose fields make no sense is dropped alone; where the framing is lost, the next packet that proves to be one is
  * searched. */
 #pragma once
 #include "recover.h"
+#include "slices.h"
 
 enum {
     MAX_PACKET = 32 << 20,
@@ -20,13 +22,12 @@ enum {
     MAX_JSON = MAX_TEXT + 64,
     MAX_INTERNED = 4 << 20, /* names, tracks and sequences of a file */
     MAX_SEQUENCES = 1 << 12,
-    ROWS_OF_A_PACKET = 8,
     NUM_CLOCKS = 64, /* of all sequences; the others belong to one */
     OWN_CLOCKS = 4,
     REAL_TIME = 1,
     BOOT_TIME = 6,
 };
-enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE };
+enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE, ARG_KEY };
 enum packet_phase { BEGINS = 1, ENDS, IS_INSTANT, COUNTS };
 
 struct wire {
@@ -35,19 +36,36 @@ struct wire {
     u32 number;
 };
 
-INLINE const u8 *varint(const u8 *p, u64 *value) {
-    u64 byte = *p++;
-    *value = byte & 127;
-    for (u32 shift = 7; byte > 127; shift += 7) {
-        if (UNLIKELY(shift > 63)) return 0;
-        byte = *p++;
-        *value |= (byte & 127) << shift;
+/* Put the seven bits of each byte together. */
+INLINE u64 joined_sevens(u64 bytes) {
+    bytes &= 0x7f7f7f7f7f7f7f7full;
+    bytes = (bytes & 0x007f007f007f007full) | (bytes & 0x7f007f007f007f00ull) >> 1;
+    bytes = (bytes & 0x00003fff00003fffull) | (bytes & 0x3fff00003fff0000ull) >> 2;
+    return (bytes & 0x0fffffffull) | (bytes & 0x0fffffff00000000ull) >> 4;
+}
+
+static u64 long_value; /* in memory, so that what is read in place of it need not be */
+
+NOINLINE const u8 *long_varint(const u8 *p) {
+    u64 word = load64(p), stops = ~word & 0x8080808080808080ull;
+    if (LIKELY(stops != 0)) {
+        long_value = joined_sevens(word & (stops ^ (stops - 1)));
+        return p + (__builtin_ctzll(stops) >> 3) + 1;
     }
+    long_value = joined_sevens(word) | (u64)(p[8] & 127) << 56 | (p[8] > 127 ? (u64)p[9] << 63 : 0);
+    return p[8] <= 127 ? p + 9 : p[9] <= 127 ? p + 10 : 0;
+}
+
+INLINE const u8 *varint(const u8 *p, u64 *value) {
+    *value = *p++;
+    if (*value <= 127) return p;
+    p = long_varint(p - 1);
+    *value = long_value;
     return p;
 }
 
 /* Read the field at `p`; returns the byte after it, or 0 where there is none. */
-INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
+NOINLINE const u8 *next_field(const u8 *p, const u8 *end, struct wire *w) {
     u64 key;
     p = varint(p, &key);
     if (UNLIKELY(!p || key >> 32 || key < 8)) return 0;
@@ -68,8 +86,33 @@ INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
     return LIKELY(p != 0 && p <= end) ? p : 0;
 }
 
-#define EACH_FIELD(p, end, w) \
-    for (const u8 *next_##w; (p) < (end) && (next_##w = next_wire(p, end, &(w))) != 0; (p) = next_##w)
+/* The same where many are read: most have a key and a length of one byte. */
+INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
+    static struct wire long_field;
+    u32 key = *p, kind = key & 0x87;
+    w->number = key >> 3;
+    if (LIKELY(!kind && key)) {
+        w->bytes = 0;
+        p = varint(p + 1, &w->value);
+        if (UNLIKELY(!p)) return 0;
+    } else if (LIKELY(kind == 2 && key > 7 && p[1] < 128)) {
+        w->value = p[1];
+        w->bytes = p + 2;
+        p += 2 + w->value;
+    } else {
+        p = next_field(p, end, &long_field);
+        w->number = long_field.number;
+        w->value = long_field.value;
+        w->bytes = long_field.bytes;
+        return p;
+    }
+    return LIKELY(p <= end) ? p : 0;
+}
+
+#define EACH_BY(next, p, end, w) \
+    for (const u8 *next_##w; (p) < (end) && (next_##w = next(p, end, &(w))) != 0; (p) = next_##w)
+#define EACH_FIELD(p, end, w) EACH_BY(next_field, p, end, w)
+#define EACH_FIELD_OF_MANY(p, end, w) EACH_BY(next_wire, p, end, w)
 
 /* What numbers stand for, in one table: of a sequence since its state was cleared, or (owner 0) of the file. */
 static struct meaning {
@@ -108,18 +151,21 @@ INLINE struct meaning *recent_meaning(u64 number, u32 owner) {
     return recent_meanings + ((number ^ owner * 67) & 1023);
 }
 
+static int grow_meanings(void) {
+    struct meaning *old = meanings;
+    u32 count = meaning_slots;
+    meaning_slots = count ? 2 * count : 1 << 12;
+    meanings = allocate((u64)meaning_slots * sizeof *meanings);
+    if (!meanings || num_meanings > MAX_INTERNED) { exhausted = 1; meanings = old; meaning_slots = count; return 0; }
+    __builtin_memset(meanings, 0, meaning_slots * sizeof *meanings);
+    for (u32 i = 0; i < count; i++)
+        if (old[i].owner) meanings[meaning_at(old[i].number, old[i].owner)] = old[i];
+    return 1;
+}
+
 static void set_meaning(u64 number, u32 owner, i32 what) {
     recent_meaning(number, owner)->owner = 0;
-    if (2 * num_meanings >= meaning_slots) {
-        struct meaning *old = meanings;
-        u32 count = meaning_slots;
-        meaning_slots = count ? 2 * count : 1 << 12;
-        meanings = allocate((u64)meaning_slots * sizeof *meanings);
-        if (!meanings || num_meanings > MAX_INTERNED) { exhausted = 1; meanings = old; meaning_slots = count; return; }
-        __builtin_memset(meanings, 0, meaning_slots * sizeof *meanings);
-        for (u32 i = 0; i < count; i++)
-            if (old[i].owner) meanings[meaning_at(old[i].number, old[i].owner)] = old[i];
-    }
+    if (2 * num_meanings >= meaning_slots && !grow_meanings()) return;
     u32 at = meaning_at(number, owner);
     num_meanings += !meanings[at].owner;
     meanings[at] = (struct meaning){number, owner, what};
@@ -141,9 +187,12 @@ INLINE i32 interned_text(const struct sequence *s, enum interned kind, u64 numbe
 }
 
 static i32 track_number(u64 uuid) {
-    static i32 num_tracks = 1; /* 0 is none */
     i32 track = meaning_of(uuid, TRACK);
-    if (UNLIKELY(track == NO_STRING)) set_meaning(uuid, TRACK, track = num_tracks++);
+    if (UNLIKELY(track == NO_STRING)) {
+        set_meaning(uuid, TRACK, track = (i32)tracks.count);
+        add_mark(&tracks, INT64_MIN, 0, 0);
+        if (UNLIKELY(exhausted)) return 0;
+    }
     return track;
 }
 
@@ -161,6 +210,8 @@ static struct sequence *sequence_of(u64 id) {
     last_id = id;
     return last = sequences + number;
 }
+
+static const struct key *key_named(const u8 *p, u32 length) { return length > MAX_KEY_LENGTH ? 0 : find_key(p, length); }
 
 static i32 text_of(const struct wire *w) { return intern(w->bytes, (u32)w->value, 0); }
 
@@ -220,7 +271,7 @@ static void take_clocks(const u8 *p, const u8 *end, struct sequence *s) {
         } else if (!shared_clocks[id].known) {
             shared_clocks[id].known = 1;
             shared_clocks[id].offset_ns = offset_ns;
-            if (id == REAL_TIME) add_row('K', NO_STRING, NO_STRING, 0, 0, (i64)(0 - (u64)offset_ns), NONE_NS);
+            if (id == REAL_TIME) add_mark(&marks, (i64)(0 - (u64)offset_ns), 0, CLOCK);
         }
     }
 }
@@ -299,7 +350,7 @@ static int read_annotation(const u8 *p, const u8 *end, const struct sequence *s,
     a->kind = EMPTY; /* field by field: more than 16 bytes at once are set by a call out of the module */
     a->name = a->text = NO_STRING;
     a->name_bytes = 0;
-    EACH_FIELD(p, end, w) {
+    EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
         case 1: a->name = interned_text(s, ARG_NAME, w.value); break;
         case 10: a->name_bytes = w.bytes; a->name_length = (u32)w.value; break;
@@ -406,7 +457,34 @@ INLINE struct lately *lately_at(const u8 *p, u32 length) {
     return lately + (h * 0xd6e8feb86659fd93ull >> 53);
 }
 
+/* Take an annotation of a name and a whole number or an interned text; returns 0 if it is another. */
+INLINE int take_short_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
+    const struct key *k;
+    u64 value;
+    if (*p == 0x08) {
+        p = varint(p + 1, &value);
+        if (UNLIKELY(!p)) return 0;
+        i32 number = interned_text(s, ARG_KEY, value);
+        k = number == NO_STRING ? 0 : &keys[number];
+    } else {
+        if (*p != 0x52 || p[1] > MAX_KEY_LENGTH || end - p < p[1] + 4) return 0;
+        k = find_key(p + 2, p[1]);
+        p += p[1] + 2;
+    }
+    u32 is_text = *p == 0x88 && p[1] == 1, is_whole = *p == 0x18 || *p == 0x20;
+    if (!is_text && !is_whole) return 0;
+    u32 is_unsigned = *p == 0x18;
+    p = varint(p + 1 + is_text, &value);
+    if (UNLIKELY(p != end)) return 0;
+    if (!k) return 1;
+    if ((k->kind == ARG_INT) != is_whole || (is_unsigned && value >> 63)) return 0;
+    i64 what = is_text ? interned_text(s, TEXT_VALUE, value) : (i64)value;
+    if (is_whole || what != NO_STRING) put_arg(k->column, what);
+    return is_whole || what != NO_STRING;
+}
+
 static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s) {
+    if (LIKELY(take_short_annotation(p, end, s))) return;
     struct annotation a;
     u32 length = (u32)(end - p);
     struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
@@ -415,8 +493,8 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
         return;
     }
     if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
-    if (!a.name_bytes || a.name_length > MAX_KEY_LENGTH) return;
-    const struct key *k = find_key(a.name_bytes, a.name_length);
+    if (!a.name_bytes) return;
+    const struct key *k = key_named(a.name_bytes, a.name_length);
     i32 text = k ? put_value(k, p, end, s, &a) : NO_STRING;
     if (!known || (k && text == NO_STRING)) return;
     known->length = length;
@@ -426,39 +504,41 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
     for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
 }
 
-static void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
-    static const u8 phases[] = {0, 'B', 'E', 'i', 'C'};
+NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+    static const u8 phases[] = {0, 'B', 0, 'i', 'C'};
     struct wire w;
-    const u8 *start = p;
-    u32 type = 0, has_flow = 0;
+    u32 type = 0, has_flow = 0, has_args = 0, bad_args = counts.bad_args;
     i32 cat = NO_STRING, name = NO_STRING;
     u64 track = s->default_track, flow = 0;
-    EACH_FIELD(p, end, w) {
-        switch (w.number) {
-        case 9: type = w.value <= COUNTS ? (u32)w.value : 0; break;
-        case 11: track = w.value; break;
-        case 10: name = interned_text(s, EVENT_NAME, w.value); break;
-        case 23: if (w.bytes) name = text_of(&w); break;
-        case 3:
-            if (w.bytes && !varint(w.bytes, &w.value)) break; /* packed: the first of them */
+    EACH_FIELD_OF_MANY(p, end, w) {
+        if (w.number == 4) {
+            if (w.bytes) { has_args = 1; take_annotation(w.bytes, w.bytes + w.value, s); }
+        } else if (w.number == 9) type = w.value <= COUNTS ? (u32)w.value : 0;
+        else if (w.number == 11) track = w.value;
+        else if (w.number == 10) name = interned_text(s, EVENT_NAME, w.value);
+        else if (w.number == 3) {
+            if (w.bytes && !varint(w.bytes, &w.value)) continue; /* packed: the first of them */
             if (cat == NO_STRING) cat = interned_text(s, CATEGORY, w.value);
-            break;
-        case 22: if (w.bytes && cat == NO_STRING) cat = text_of(&w); break;
-        case 36: case 47: case 42: case 48: has_flow = !w.bytes; flow = w.value; break;
+        } else if (w.number == 23) {
+            if (w.bytes) name = text_of(&w);
+        } else if (w.number == 22) {
+            if (w.bytes && cat == NO_STRING) cat = text_of(&w);
+        } else if (w.number == 36 || w.number == 47 || w.number == 42 || w.number == 48) {
+            has_flow = !w.bytes;
+            flow = w.value;
         }
     }
-    if (UNLIKELY(p < end)) { counts.malformed++; return; }
-    if (!type) return;
-    if (type != ENDS) {
-        for (p = start; p < end;) {
-            p = next_wire(p, end, &w);
-            if (w.number == 4 && w.bytes) take_annotation(w.bytes, w.bytes + w.value, s);
-        }
-        u32 n = arg_counts[correlation_column];
-        if (has_flow && !(n && arg_rows[correlation_column * STRIDE + n - 1] == rows))
-            put_arg(correlation_column, (i64)(flow & INT64_MAX));
+    if (UNLIKELY(p < end)) { counts.malformed++; type = 0; }
+    if (!type || type == ENDS) {
+        if (has_args) forget_args();
+        counts.bad_args = bad_args;
+        if (type) note_end(track_number(track), ts);
+        return;
     }
-    add_row(phases[type], cat, name, track_number(track), 0, ts, NONE_NS);
+    i32 number = track_number(track);
+    if (has_flow && !has_arg(correlation_column)) add_arg(correlation_column, (i64)(flow & INT64_MAX));
+    if (type == BEGINS) note_begin(number, ts);
+    add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
 }
 
 static void take_track(const u8 *p, const u8 *end) {
@@ -499,7 +579,12 @@ static void take_interned(const u8 *p, const u8 *end, const struct sequence *s) 
             if (inner.number == 1) number = inner.value;
             if (inner.bytes && (inner.number == 2 || (inner.number == 3 && kind == GPU_KERNEL))) text = text_of(&inner);
         }
-        if (text != NO_STRING) set_meaning(number, s->state << 4 | kind, text);
+        if (text == NO_STRING) continue;
+        set_meaning(number, s->state << 4 | kind, text);
+        if (kind == ARG_NAME) {
+            const struct key *k = key_named(texts[text].bytes, texts[text].length);
+            set_meaning(number, s->state << 4 | ARG_KEY, k ? (i32)(k - keys) : NO_STRING);
+        }
     }
 }
 
@@ -526,8 +611,7 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
                 if (inner.number == 1) a.name = interned_text(s, LAUNCH_ARG, inner.value);
                 if (inner.number == 3 || inner.number == 4) { a.kind = WHOLE; a.value = inner.value; }
             }
-            const struct key *k = a.name == NO_STRING || texts[a.name].length > MAX_KEY_LENGTH
-                ? 0 : find_key(texts[a.name].bytes, texts[a.name].length);
+            const struct key *k = a.name == NO_STRING ? 0 : key_named(texts[a.name].bytes, texts[a.name].length);
             if (k && a.kind == WHOLE) put_value(k, q, q, s, &a);
             continue;
         }
@@ -542,98 +626,121 @@ static void take_launch(const u8 *p, const u8 *end, const struct sequence *s) {
     }
 }
 
-static void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
-    struct wire w, inner;
+/* Take a value of a GPU event that is named and written as texts. */
+static void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
+    struct wire w, name = {0}, text = {0};
+    u64 value;
+    EACH_FIELD_OF_MANY(p, end, w) {
+        if (!w.bytes || (w.number == 1 && w.value > MAX_KEY_LENGTH)) break;
+        if (w.number == 1) name = w;
+        if (w.number == 2) text = w;
+    }
+    const struct key *k = name.value && text.bytes ? find_key(name.bytes, (u32)name.value) : 0;
+    if (!k) return;
+    if (k->kind == ARG_INT && text.value && short_digits(text.bytes, &value) == text.bytes + text.value) {
+        put_arg(k->column, (i64)value);
+        return;
+    }
+    struct annotation a = {.kind = STRING, .text = NO_STRING, .bytes = text.bytes, .length = (u32)text.value};
+    put_value(k, p, p, s, &a);
+}
+
+NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *s, i64 ts) {
+    struct wire w;
     i32 stage = NO_STRING, queue = NO_STRING, name = NO_STRING, kernel = NO_STRING;
     u64 duration = 0, device = 0, event = 0;
-    const u8 *start = p;
-    EACH_FIELD(p, end, w) {
+    u32 bad_args = counts.bad_args;
+    EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
         case 1: event = w.value; break;
         case 2: duration = w.value; break;
+        case 6: if (w.bytes) take_extra(w.bytes, w.bytes + w.value, s); break;
         case 11: device = w.value; break;
         case 13: queue = interned_text(s, GPU_STAGE, w.value); break;
         case 14: stage = interned_text(s, GPU_STAGE, w.value); break;
         case 17: if (w.bytes) name = text_of(&w); break;
         case 19: kernel = interned_text(s, GPU_KERNEL, w.value); break;
         case 20: name = interned_text(s, EVENT_NAME, w.value); break;
+        case 21: if (w.bytes) take_launch(w.bytes, w.bytes + w.value, s); break;
         }
     }
-    if (UNLIKELY(p < end)) { counts.malformed++; return; }
-    if (UNLIKELY((i64)duration < 0)) { counts.bad_time++; return; }
+    if (UNLIKELY(p < end || (i64)duration < 0)) {
+        forget_args();
+        counts.bad_args = bad_args;
+        if (p < end) counts.malformed++;
+        else counts.bad_time++;
+        return;
+    }
     i64 stream = last_number(queue);
-    if (stream >= 0) put_arg(stream_column, stream);
-    put_arg(device_column, (i64)(i32)device);
-    if (event && !(event >> 63)) put_arg(correlation_column, (i64)event);
-    for (p = start; p < end;) {
-        p = next_wire(p, end, &w);
-        if (!w.bytes) continue;
-        const u8 *q = w.bytes, *stop = q + w.value;
-        if (w.number == 21) take_launch(q, stop, s);
-        if (w.number != 6) continue;
-        struct annotation a = {.kind = EMPTY, .name = NO_STRING, .text = NO_STRING};
-        const u8 *key = 0;
-        EACH_FIELD(q, stop, inner) {
-            if (!inner.bytes || (inner.number == 1 && inner.value > MAX_KEY_LENGTH)) break;
-            if (inner.number == 1) { key = inner.bytes; a.name_length = (u32)inner.value; }
-            if (inner.number == 2) { a.kind = STRING; a.bytes = inner.bytes; a.length = (u32)inner.value; }
-        }
-        const struct key *k = a.name_length && a.kind == STRING ? find_key(key, a.name_length) : 0;
-        if (k) put_value(k, q, q, s, &a);
-    }
+    if (stream >= 0 && !has_arg(stream_column)) add_arg(stream_column, stream);
+    if (!has_arg(device_column)) add_arg(device_column, (i64)(i32)device);
+    if (event && !(event >> 63) && !has_arg(correlation_column)) add_arg(correlation_column, (i64)event);
     if (name == NO_STRING) name = kernel == NO_STRING ? stage : kernel;
     i64 tid = stream >= 0 || queue == NO_STRING ? stream : STRING_ID_BASE + queue;
     add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
 }
 
-/* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
-static int take_packet(const u8 *p, const u8 *end) {
+static void take_defaults(const u8 *p, const u8 *end, struct sequence *s) {
     struct wire w, inner;
-    const u8 *event = 0, *event_end = 0, *interned = 0, *interned_end = 0, *defaults = 0, *defaults_end = 0;
-    const u8 *clocks = 0, *clocks_end = 0;
-    u64 time = 0, clock = 0, sequence = 0, flags = 0;
-    u32 has_time = 0, lost = 0, event_kind = 0;
     EACH_FIELD(p, end, w) {
-        switch (w.number) {
-        case 8: time = w.value; has_time = 1; break;
-        case 58: clock = w.value; break;
-        case 10: sequence = w.value; break;
-        case 13: flags |= w.value; break;
-        case 41: flags |= w.value != 0; break;
-        case 42: lost = w.value != 0; break;
-        case 11: case 53: case 60: case 50: case 133:
-            event = w.bytes; event_end = event + w.value; event_kind = w.number; break;
-        case 12: interned = w.bytes; interned_end = interned + w.value; break;
-        case 59: defaults = w.bytes; defaults_end = defaults + w.value; break;
-        case 6: clocks = w.bytes; clocks_end = clocks + w.value; break;
-        }
+        if (w.number == 58) s->default_clock = (u32)w.value;
+        if (w.number != 11 || !w.bytes) continue;
+        const u8 *q = w.bytes, *stop = q + w.value;
+        EACH_FIELD(q, stop, inner) if (inner.number == 11) s->default_track = inner.value;
     }
-    if (p < end) return 0;
-    struct sequence *s = sequence_of(sequence & 0xffffffff);
-    if (flags & 1) {
+}
+
+/* Fields of a packet, by their numbers: what was last read of each. */
+enum packet_field { UNUSED, TIME, TIME_CLOCK, SEQUENCE_ID, SEQUENCE_FLAGS, CLEARED, LOST_BEFORE, EVENT, INTERNED, DEFAULTS, CLOCKS };
+static const u8 packet_fields[136] = {
+    [6] = CLOCKS, [8] = TIME, [10] = SEQUENCE_ID, [11] = EVENT, [12] = INTERNED, [13] = SEQUENCE_FLAGS, [41] = CLEARED,
+    [42] = LOST_BEFORE, [50] = EVENT, [53] = EVENT, [58] = TIME_CLOCK, [59] = DEFAULTS, [60] = EVENT, [133] = EVENT,
+};
+static struct wire latest[CLOCKS + 1];
+
+INLINE u64 latest_value(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].value : 0; }
+INLINE const u8 *latest_bytes(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].bytes : 0; }
+
+/* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
+NOINLINE int take_packet(const u8 *p, const u8 *end) {
+    struct wire w;
+    u32 seen = 0;
+    EACH_FIELD_OF_MANY(p, end, w) {
+        u32 field = w.number < sizeof packet_fields ? packet_fields[w.number] : UNUSED;
+        latest[field].value = w.value; /* one by one: what is stored in parts is slow to load as a whole */
+        latest[field].bytes = w.bytes;
+        latest[field].number = w.number;
+        seen |= 1u << field;
+    }
+    if (UNLIKELY(p < end)) return 0;
+    struct sequence *s = sequence_of(latest_value(seen, SEQUENCE_ID) & 0xffffffff);
+    if (UNLIKELY((latest_value(seen, SEQUENCE_FLAGS) & 1) || latest_value(seen, CLEARED))) {
         s->state = ++num_states;
         s->default_clock = 0;
         s->default_track = 0;
         if (num_states >> 27) exhausted = 1;
     }
-    if (lost) add_row('L', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
-    if (UNLIKELY(defaults != 0)) {
-        EACH_FIELD(defaults, defaults_end, w) {
-            if (w.number == 58) s->default_clock = (u32)w.value;
-            if (w.number != 11 || !w.bytes) continue;
-            const u8 *q = w.bytes, *stop = q + w.value;
-            EACH_FIELD(q, stop, inner) if (inner.number == 11) s->default_track = inner.value;
-        }
+    if (UNLIKELY(latest_value(seen, LOST_BEFORE))) add_mark(&marks, 0, 0, LOST_PACKETS);
+    p = latest_bytes(seen, DEFAULTS);
+    if (UNLIKELY(p != 0)) take_defaults(p, p + latest[DEFAULTS].value, s);
+    p = latest_bytes(seen, CLOCKS);
+    if (UNLIKELY(p != 0)) {
+        take_clocks(p, p + latest[CLOCKS].value, s);
+        seen &= ~(1u << TIME);
     }
-    if (UNLIKELY(clocks != 0)) { take_clocks(clocks, clocks_end, s); has_time = 0; }
-    if (UNLIKELY(interned != 0)) take_interned(interned, interned_end, s);
-    i64 ts = has_time ? time_of(s, (u32)clock, time) : NONE_NS;
-    if (!event) return 1;
-    if (event_kind == 60) take_track(event, event_end);
-    else if (event_kind == 50 || event_kind == 133) add_row('Z', NO_STRING, NO_STRING, 0, 0, 0, NONE_NS);
+    p = latest_bytes(seen, INTERNED);
+    if (UNLIKELY(p != 0)) take_interned(p, p + latest[INTERNED].value, s);
+    u32 has_time = seen >> TIME & 1;
+    i64 ts = LIKELY(has_time) ? time_of(s, (u32)latest_value(seen, TIME_CLOCK), latest[TIME].value) : NONE_NS;
+    p = latest_bytes(seen, EVENT);
+    if (!p) return 1;
+    end = p + latest[EVENT].value;
+    u32 kind = latest[EVENT].number;
+    if (kind == 60) take_track(p, end);
+    else if (kind == 50 || kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
-    else if (event_kind == 11) take_track_event(event, event_end, s, ts);
-    else take_gpu_event(event, event_end, s, ts);
+    else if (kind == 11) take_track_event(p, end, s, ts);
+    else take_gpu_event(p, end, s, ts);
     return 1;
 }
 
@@ -642,8 +749,9 @@ static i32 column_of(const char *name, u32 length) { return find_key((const u8 *
 static int allocate_packets(void) {
     sequences = allocate(MAX_SEQUENCES * sizeof *sequences);
     lately = allocate(LATELY * sizeof *lately);
-    set_meaning(0, TRACK, 0);
-    if (!sequences || !meanings || !lately) return 0;
+    if (!sequences || !grow_meanings() || !lately) return 0;
+    track_number(0); /* is 0, which is none */
+    if (!tracks.of) return 0;
     label_column = column_of("labels          ", 6);
     correlation_column = column_of("correlation     ", 11);
     device_column = column_of("device          ", 6);
@@ -668,8 +776,13 @@ static enum status read_packets(const u8 **at, int *lost) {
     for (;;) {
         u64 length;
         if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
-        if (UNLIKELY(rows + ROWS_OF_A_PACKET > ROW_CAPACITY)) { status = ROWS_FULL; break; }
-        if (UNLIKELY(p >= block_end)) { status = is_final ? ARRAY_END : NEED_MORE; p = block_end; break; }
+        if (UNLIKELY(rows == ROW_CAPACITY || marks.count > ROW_CAPACITY)) { status = ROWS_FULL; break; }
+        if (UNLIKELY(p >= block_end)) {
+            if (is_final) close_run(1);
+            status = is_final ? ARRAY_END : NEED_MORE;
+            p = block_end;
+            break;
+        }
         body = *p == 0x0a ? varint(p + 1, &length) : 0;
         int is_one = body && length <= (*lost ? MAX_LOST_PACKET : MAX_PACKET);
         if (UNLIKELY(is_one && (body > block_end || length > (u64)(block_end - body)))) {

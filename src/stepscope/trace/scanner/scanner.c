@@ -17,6 +17,8 @@ static struct result {
     u32 num_texts;
     const struct text *texts;
     u32 holds_events;
+    u32 num_marks;
+    const struct mark *marks;
 } result;
 
 /* What `parse` is asked: arguments of a call cost the host more than the call itself. */
@@ -69,7 +71,8 @@ EXPORT(parse) int parse(void) {
     __builtin_memset(&counts, 0, sizeof counts);
     first_offset = request.base;
     if (flags & NEW_ROWS) {
-        rows = 0;
+        first_row += rows;
+        rows = marks.count = 0;
         __builtin_memset(arg_counts, 0, sizeof arg_counts);
     }
     cut = 0;
@@ -127,5 +130,7 @@ EXPORT(parse) int parse(void) {
     result.num_texts = num_texts;
     result.texts = texts;
     result.holds_events = holds_events;
+    result.num_marks = marks.count;
+    result.marks = marks.of;
     return status;
 }
