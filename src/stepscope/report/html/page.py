@@ -12,7 +12,7 @@ from stepscope.diagnose.finding import FINDING_IDS
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.report import report_json
 from stepscope.document.rows import plain
-from stepscope.document.sentence import caveats, headline_sentence, likely_text, reasons, unread
+from stepscope.document.sentence import caveats, headline_sentence, leading_findings, likely_text, reasons, unread
 from stepscope.report.drawing import Drawing
 from stepscope.report.html.assemble import Page
 from stepscope.report.html.page_data import PageData, Timeline, packed
@@ -78,8 +78,10 @@ def _without_drawn(report: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in report.items() if name not in ("memory_steps", "memory_edges")}
     shown["docs"] = {id_: text for id_ in dict.fromkeys(f["id"] for f in report["findings"]) if (text := _docs(id_))}
     step_ms = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
+    leading = leading_findings(report["findings"])
     shown["findings"] = [
-        {**f, "likely": likely_text(f, step_ms, " ms")} if f["saving_alone_ms"] > 0 else f for f in report["findings"]
+        {**f, "likely": likely_text(f, step_ms, " ms"), "leads": f in leading} if f["saving_alone_ms"] > 0 else f
+        for f in report["findings"]
     ]
     shown["reasons"] = reasons(report)
     shown["caveats"] = [*caveats(report), *unread(report)]

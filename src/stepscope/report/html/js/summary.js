@@ -23,8 +23,9 @@ function devicesText(run, world) {
 
 // What shares are of: without a recorded step the whole window stands for it.
 const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
-// Findings that save nothing on their own are notes, and come last.
-const firstFix = (report) => (report.findings[0]?.saving_alone_ms > 0 ? report.findings[0] : null);
+// The fix that the sentence on top names. Findings that save nothing on their own are notes, and come last.
+const firstFix = (report) => report.findings.find((f) => f.leads) ?? (report.findings[0]?.saving_alone_ms > 0 ? report.findings[0] : null);
+const fixNumber = (report, f) => report.findings.indexOf(f) + 1;
 function together(report) {
   const count = report.findings.filter((f) => f.saving_alone_ms > 0).length, all = report.findings_combined.at(-1);
   return count < 2 || all?.saving_ms_per_step > 0.99 * stepOf(report) ? null : count === 2 ? "both together" : `all ${count} together`;
@@ -41,7 +42,7 @@ function cards(report) {
     known(mfu) ? ["MFU", pctText(100 * mfu, mfu < 0.001 ? 3 : 1), `of ${digits(peak_tflops)} TFLOP/s ${peak_precision ? `dense ${peak_precision}` : ""}${limit}`]
       : ["Limited by", words(report.verdict.replace(/-bound$/, "")), report.verdict_reason],
     ["Saving", first ? `${atMost(first)}${saving(first.saving_alone_ms)}` : "none found", first
-      ? [`fix 1 alone, ${first.likely}`, together(report) && all && `${together(report)} ${saving(all.saving_ms_per_step)}`].filter(Boolean).join("; ") : "no fix worth reporting"],
+      ? [`fix ${fixNumber(report, first)} alone, ${first.likely}`, together(report) && all && `${together(report)} ${saving(all.saving_ms_per_step)}`].filter(Boolean).join("; ") : "no fix worth reporting"],
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" }, list.map(([title, value, why]) =>
     el("div", { class: "card plain" }, el("span", { class: "quiet" }, title), el("span", { class: "value" }, glued(value)), el("span", { class: "quiet" }, glued(why)))));
@@ -71,10 +72,10 @@ const opening = (report) => [...report.reasons.map((line) => el("p", {}, glued(l
 
 // The first fix with its timeline, then the others, folded.
 function findings(report, grid, place) {
-  const first = firstFix(report), others = report.findings.slice(first ? 1 : 0);
+  const first = firstFix(report), others = report.findings.filter((f) => f !== first);
   const all = report.findings_combined.at(-1), step = stepOf(report), sum = together(report);
-  const boxes = others.map((f, i) => el("details", { class: "finding" }, el("summary", {}, findingTitle(f, i + 2, report)), findingBody(f, grid, report)));
-  const more = boxes.length ? panel("more-findings", first ? "Other fixes" : "Notes", keptOpen(boxes),
+  const boxes = others.map((f) => el("details", { class: "finding" }, el("summary", {}, findingTitle(f, fixNumber(report, f), report)), findingBody(f, grid, report)));
+  const more = boxes.length ? panel("more-findings", first ? "Other fixes" : "Notes", keptOpen(boxes, others.map((f) => fixNumber(report, f))),
     sum && all && known(step) ? el("p", { class: "quiet" }, `${sum}: ${stepTexts(step, all.saving_ms_per_step).slice(0, 2).join(" → ")} per ${wholeOf(report)}.`.replace(/^./, (c) => c.toUpperCase())) : null) : null;
   if (!first) {
     const clear = !report.not_examined.length && report.verdict !== "unclear";
@@ -82,7 +83,7 @@ function findings(report, grid, place) {
       clear ? null : el("p", {}, chip("what was not examined", () => jump("not-examined")))), place, more];
   }
   return [
-    el("section", { id: "findings", class: "panel first-fix", "aria-labelledby": "findings-title" }, el("h2", { id: "findings-title" }, findingTitle(first, 1, report)), findingBody(first, grid, report)),
+    el("section", { id: "findings", class: "panel first-fix", "aria-labelledby": "findings-title" }, el("h2", { id: "findings-title" }, findingTitle(first, fixNumber(report, first), report)), findingBody(first, grid, report)),
     place, more,
   ];
 }
@@ -92,10 +93,10 @@ function findingTitle(f, number, report) {
   return [el("span", { class: "what" }, f.saving_alone_ms > 0 ? `Fix ${number}: ${f.title}` : f.title), el("span", { class: `saves ${f.saving_alone_ms > 0 ? "low" : "note"}` }, `${saves} `, f.likely && el("span", { class: "quiet" }, f.likely))];
 }
 
-// Those are open that the address names by their place: `open=2.3`.
-function keptOpen(boxes) {
-  const restore = () => { const wanted = state.numbers("open") ?? []; boxes.forEach((box, i) => (box.open = wanted.includes(i + 2))); };
-  const keep = () => state.set({ open: boxes.flatMap((box, i) => (box.open ? [i + 2] : [])).join(".") || null }, { push: true });
+// Those are open that the address names by their numbers: `open=2.3`.
+function keptOpen(boxes, numbers) {
+  const restore = () => { const wanted = state.numbers("open") ?? []; boxes.forEach((box, i) => (box.open = wanted.includes(numbers[i]))); };
+  const keep = () => state.set({ open: numbers.filter((_, i) => boxes[i].open).join(".") || null }, { push: true });
   restore();
   boxes.forEach((box) => box.addEventListener("toggle", keep));
   state.onChange(restore);
@@ -103,7 +104,8 @@ function keptOpen(boxes) {
 }
 
 function findingBody(f, grid, report) {
-  const after = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? `${timeText(f.saving_ms_per_step)} more after the fixes above` : null;
+  const before = fixNumber(report, f) - 1, fixes = before > 1 ? `fixes 1–${before}` : "fix 1";
+  const after = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? `${timeText(f.saving_ms_per_step)} more after ${fixes}` : null;
   return el("div", { class: "body" },
     el("p", { class: "remedy" }, el("b", {}, "→ "), f.remedy),
     el("p", {}, sentenceOf(f.cause)),

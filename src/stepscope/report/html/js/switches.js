@@ -26,7 +26,7 @@ function switches(report) {
     draw();
   }
   function restore() {
-    const wanted = state.get("fixes") === "none" ? [] : state.numbers("fixes") ?? [findings[0].index];
+    const wanted = state.get("fixes") === "none" ? [] : state.numbers("fixes") ?? [(findings.find((f) => f.leads) ?? findings[0]).index];
     on.clear();
     findings.forEach((f) => wanted.includes(f.index) && on.add(f.index));
     check();
