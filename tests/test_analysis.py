@@ -119,6 +119,7 @@ class TestTables:
         assert found == [(r, int(collectives["dur_ns"][ranks == r].sum())) for r in (0, 1)]
         assert by_stream == [(len(collectives),)]
 
+    @pytest.mark.slow
     def test_pandas_has_every_row_and_unknown_as_missing(self, run: Analysis) -> None:
         pytest.importorskip("pyarrow")
         pytest.importorskip("pandas")

@@ -59,6 +59,7 @@ OWN_FILES = {
 """which open what the program itself brings or has just made"""
 
 
+@pytest.mark.slow
 def test_no_file_is_opened_past_the_doors() -> None:
     found = {f"{path}:{node.lineno}" for path, called, node in desk_calls() if _opens(called)}
     assert len(desk_calls()) > 5_000
@@ -148,6 +149,7 @@ def calls(*endings: str) -> list[tuple[str, ast.Call]]:
     return [(path, node) for path, called, node in desk_calls() if called.endswith(endings)]
 
 
+@pytest.mark.slow
 def test_no_output_is_written_past_the_door() -> None:
     writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN

@@ -161,6 +161,7 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict, 
     return capsys.readouterr().out, json.loads(Path(f"{run}.json").read_text()), Path(f"{run}.html").read_text()
 
 
+@pytest.mark.slow
 def test_flight_recorder_dumps_alone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "dumps"
     assert main(["import", str(DATA / "flight_recorder"), "--into", str(run)]) == 0

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from tests.analyze.owners.owned_folder import owned_folder
 from tests.limits import HANG_S
 from tests.two_ranks import on_two_ranks
 
-from stepscope import demo_train
 from stepscope.cli.main import main
 from stepscope.cli.mcp import DEFAULT_BYTES, TOOLS, fitted
 
-mcp = pytest.importorskip("mcp", reason="needs the extra `mcp`")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra `mcp`")
 pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
 DATA = Path(__file__).parent.parent / "data"
@@ -49,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_server(roots: list[Path], scenario: Callable[[Call], Awaitable[Any]], *options: str) -> Any:
     """Return what a scenario returns that may only call tools of a server of its own."""
+    import mcp
 
     async def connected() -> Any:
         words = ["-m", "stepscope", "mcp", "--allow", *map(str, roots), *options]
@@ -263,6 +264,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.lists(_values, max_size=40) | _texts), st.integers(1000, 5000))
 def test_any_answer_fits_and_counts_what_it_leaves_out(answer: dict[str, Any], max_bytes: int) -> None:
@@ -366,7 +368,7 @@ def test_a_job_that_fails_or_takes_too_long_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_an_agent_with_nothing_but_the_tools_finds_line_and_rank_of_the_planted_fault(tmp_path: Path) -> None:
     """The job of `stepscope demo`, recorded by the server; longer sleeps, which a busy machine does not hide."""
-    script = Path(demo_train.__file__ or "")
+    script = Path(__file__).parents[2] / "src" / "stepscope" / "demo_train.py"
     planted = next(n for n, line in enumerate(script.read_text().splitlines(), 1) if "time.sleep(" in line)
     job = on_two_ranks(script, "--steps", 30, "--slow-rank", 1, "--slow-ms", 500)
 

@@ -294,6 +294,7 @@ def test_findings_survive_shuffled_events(tmp_path: Path) -> None:
     assert "straggler" not in [f.id for f in found_in(tmp_path / "part", job)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_rank_that_is_late_now_and_then_is_a_straggler(tmp_path: Path, every: int) -> None:
     def sometimes(step: int) -> Sequence[Op]:

@@ -225,6 +225,7 @@ def test_two_configurations_differ_by_what_was_planted(monkeypatch: pytest.Monke
         stepscope.ABProfiler().compare()
 
 
+@pytest.mark.slow
 def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     profiler = stepscope.MemoryProfiler("cpu")

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ RUN = Path(__file__).parents[1] / "data" / "h200-hsdp"
 FORMS = {"sdk": perfetto.sdk_trace, "torch": perfetto.torch_trace}
 
 
+@cache
 def window(rank: int = 0) -> dict[str, Any]:
     with gzip.open(RUN / f"rank{rank}.json.gz") as f:
         return json.load(f)
@@ -36,6 +38,7 @@ def rows(trace: Trace) -> Counter[tuple[Any, ...]]:
     return Counter((ts, dur, kind, trace.text(name), *rest) for ts, dur, kind, name, *rest in listed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_exported_both_ways_has_one_account(tmp_path: Path, form: str) -> None:
     documents = {}
@@ -55,6 +58,7 @@ def test_a_window_exported_both_ways_has_one_account(tmp_path: Path, form: str) 
     assert documents["pftrace"] == documents["json"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("form", FORMS)
 def test_perfettos_own_reader_finds_the_same_slices(tmp_path: Path, form: str) -> None:

@@ -28,6 +28,7 @@ def by_part(parts: list[dict[str, Any]]) -> dict[str, float]:
     return {one["part"]: one["j"] for one in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [
