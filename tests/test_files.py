@@ -35,8 +35,7 @@ def test_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
 
 
 def test_overlong_line_is_one_damaged_line(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"1\n" + b"x" * (3 * side_file.MAX_LINE_BYTES) + b"\n2\n")
+    (path := tmp_path / "log").write_bytes(b"1\n" + b"x" * (3 * side_file.MAX_LINE_BYTES) + b"\n2\n")
     assert list(side_file.side_file_lines(path)) == [b"1\n", side_file.OVERLONG, b"2\n"]
 
 

@@ -71,8 +71,7 @@ def answers(roots: list[Path], calls: Calls, *options: str) -> list[tuple[str, b
     async def scenario(call: Call) -> list[tuple[str, bool]]:
         return [await call(name, **arguments) for name, arguments in calls]
 
-    found: list[tuple[str, bool]] = with_server(roots, scenario, *options)
-    return found
+    return with_server(roots, scenario, *options)
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -241,7 +240,7 @@ ABOUT_A_RUN: Calls = [
 
 @pytest.mark.slow
 def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path: Path) -> None:
-    owned_folder(tmp_path / "run", ranks=24, late_us=LATE_US)
+    owned_folder(tmp_path / "run", ranks=12, late_us=LATE_US)
     calls: Calls = [
         *ABOUT_A_RUN,
         ("sql", {"run": "run", "query": "SELECT repeat('x', 1000000) AS long"}),
