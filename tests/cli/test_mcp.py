@@ -54,7 +54,7 @@ def with_server(roots: list[Path], scenario: Callable[[Call], Awaitable[Any]], *
     async def connected() -> Any:
         words = ["-m", "stepscope", "mcp", "--allow", *map(str, roots), *options]
         server = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
-        async with mcp.Client(mcp.stdio_client(server)) as client:
+        async with mcp.Client(mcp.stdio_client(server, errlog=sys.__stderr__)) as client:
 
             async def call(name: str, **arguments: Any) -> tuple[str, bool]:
                 result = await client.call_tool(name, arguments)
@@ -240,7 +240,7 @@ ABOUT_A_RUN: Calls = [
 
 @pytest.mark.slow
 def test_answers_about_a_large_run_stay_small_unless_more_is_requested(tmp_path: Path) -> None:
-    owned_folder(tmp_path / "run", ranks=12, late_us=LATE_US)
+    owned_folder(tmp_path / "run", ranks=24, late_us=LATE_US)
     calls: Calls = [
         *ABOUT_A_RUN,
         ("sql", {"run": "run", "query": "SELECT repeat('x', 1000000) AS long"}),
