@@ -155,6 +155,7 @@ def test_no_output_is_written_past_the_door() -> None:
     assert {file for file, _ in calls("atomic_write")} >= {"cli/outputs.py", "cache_files.py"}
 
 
+@pytest.mark.slow
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
     found = [(file, {word.arg for word in call.keywords}) for file, call in calls("json.dumps", "json.dump")]
     assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py", "trace/pickles.py"}, (

@@ -200,6 +200,7 @@ def test_planted_fault_is_found_first_with_what_it_costs(tmp_path: Path, name: s
     assert first.evidence and first.remedy and "{" not in texts(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"communication-bound"}))
 def test_repaired_job_no_longer_has_the_finding(tmp_path: Path, name: str) -> None:
     fixed = simulate(*FAULTS[name].fixed)

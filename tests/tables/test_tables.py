@@ -88,6 +88,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "query",
     [
