@@ -153,7 +153,7 @@ def _moved(code, file):
 
 @contextlib.contextmanager
 def _no_garbage():
-    """Look for garbage neither meanwhile nor, above all as the process ends, in what is there then."""
+    """Look for garbage neither meanwhile nor, above all as the process ends, in what is there before the job begins."""
     gc.disable()
     try:
         yield
@@ -167,7 +167,6 @@ class _Finder:
 
     acts = {  # noqa: RUF012
         "torch": _leave_out_compiler,
-        COMPILER: lambda module: None,
         "torch._subclasses.fake_tensor": _register_before_first_use,
         "torch._compile": lambda module: _replace_in(module, _disable_dynamo),
         "torch.distributed.distributed_c10d": _let_gloo_finish,
@@ -199,7 +198,7 @@ class _Finder:
 
         def load_and_act(module):
             vars(spec.loader).pop("exec_module", None)
-            with _no_garbage() if spec.name in ("torch", COMPILER) else contextlib.nullcontext():
+            with _no_garbage() if spec.name == "torch" else contextlib.nullcontext():
                 load(module)
             self.acts.pop(spec.name)(module)
 
