@@ -69,8 +69,7 @@ def test_account_and_diagnosis_agree_with_the_document(run: Analysis) -> None:
 
 @pytest.mark.parametrize("way", ["to_json", "to_html", "to_perfetto"])
 def test_files_are_not_overwritten_unless_told(run: Analysis, tmp_path: Path, way: str) -> None:
-    path = tmp_path / "out"
-    path.write_text("mine")
+    (path := tmp_path / "out").write_text("mine")
     with pytest.raises(UsageError, match=r"out already exists; use force=True to overwrite it"):
         getattr(run, way)(path)
     assert path.read_text() == "mine"
@@ -119,6 +118,7 @@ class TestTables:
         assert found == [(r, int(collectives["dur_ns"][ranks == r].sum())) for r in (0, 1)]
         assert by_stream == [(len(collectives),)]
 
+    @pytest.mark.slow
     def test_pandas_has_every_row_and_unknown_as_missing(self, run: Analysis) -> None:
         pytest.importorskip("pyarrow")
         pytest.importorskip("pandas")

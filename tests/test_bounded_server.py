@@ -110,6 +110,7 @@ def test_request_that_drips_is_cut_off() -> None:
             client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [b"", b"GET / HTTP/1.0\r\n\r\n"], ids=["says nothing", "reads nothing"])
 def test_idle_clients_make_room(request_: bytes) -> None:
     Waiting.may_answer.set()

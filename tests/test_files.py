@@ -35,8 +35,7 @@ def test_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
 
 
 def test_overlong_line_is_one_damaged_line(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"1\n" + b"x" * (3 * side_file.MAX_LINE_BYTES) + b"\n2\n")
+    (path := tmp_path / "log").write_bytes(b"1\n" + b"x" * (3 * side_file.MAX_LINE_BYTES) + b"\n2\n")
     assert list(side_file.side_file_lines(path)) == [b"1\n", side_file.OVERLONG, b"2\n"]
 
 
@@ -59,6 +58,7 @@ OWN_FILES = {
 """which open what the program itself brings or has just made"""
 
 
+@pytest.mark.slow
 def test_no_file_is_opened_past_the_doors() -> None:
     found = {f"{path}:{node.lineno}" for path, called, node in desk_calls() if _opens(called)}
     assert len(desk_calls()) > 5_000
@@ -148,12 +148,14 @@ def calls(*endings: str) -> list[tuple[str, ast.Call]]:
     return [(path, node) for path, called, node in desk_calls() if called.endswith(endings)]
 
 
+@pytest.mark.slow
 def test_no_output_is_written_past_the_door() -> None:
     writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
     assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
     assert {file for file, _ in calls("atomic_write")} >= {"cli/outputs.py", "cache_files.py"}
 
 
+@pytest.mark.slow
 def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
     found = [(file, {word.arg for word in call.keywords}) for file, call in calls("json.dumps", "json.dump")]
     assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py", "trace/pickles.py"}, (

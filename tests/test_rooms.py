@@ -124,11 +124,13 @@ def test_guard_sees_imports_by_name_and_circles() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
 
+@pytest.mark.slow
 def test_imports_flow_downwards() -> None:
     upwards = [f"{a} -> {b}" for a, to in graph().items() for b in sorted(to) if room(b) not in allowed(room(a))]
     assert not upwards, "\n".join(upwards)
 
 
+@pytest.mark.slow
 def test_profiler_knows_nothing_of_the_laboratory() -> None:
     """Nor of the lazy names of the package as a whole, which lead there."""
     profiler = [name for name in MODULES if room(name).partition(".")[0] not in ("__init__", "lab", ALIASES)]
@@ -144,10 +146,12 @@ def leads_to_the_laboratory(used: str) -> bool:
     return first == "stepscope" and (top in ("", "lab", ALIASES) or f"{first}.{top}" not in MODULES)
 
 
+@pytest.mark.slow
 def test_no_file_reaches_itself() -> None:
     assert not circles(graph())
 
 
+@pytest.mark.slow
 def test_each_side_keeps_to_its_libraries() -> None:
     for name in MODULES:
         top = {used.split(".")[0] for used in used_by(name)}

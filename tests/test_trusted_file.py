@@ -94,8 +94,7 @@ def test_a_folder_from_before_is_taken_back(place: Path) -> None:
 
 @pytest.mark.parametrize("change", [give_away, lambda folder: folder.chmod(0o777)])
 def test_nothing_is_written_where_others_can_write(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    folder = tmp_path / "given"
-    folder.mkdir()
+    (folder := tmp_path / "given").mkdir()
     change(folder)
     write_trusted_file(folder / "x", [b"a"])
     assert not list(folder.iterdir())

@@ -3,6 +3,7 @@
 What depends on the launcher is tested with torchrun, in `record/launch/`.
 """
 
+import gc
 import importlib
 import os
 import socket
@@ -59,8 +60,11 @@ def _free_address() -> dict[str, str]:
 
 def start_ranks(modules: list[str]) -> None:
     """Return in each of the ranks, and end with them in the process that started them."""
+    gc.disable()
     for module in ("torch.distributed", *modules):
         importlib.import_module(module)
+    gc.freeze()  # else each rank looks through all of it, which copies it
+    gc.enable()
     os.environ.update(_free_address(), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
     logs = os.environ.pop("RANK_LOGS", None)
     pids = []

@@ -34,8 +34,7 @@ FUNCTIONS = (
 def whole(late_folder: Path) -> dict[str, Any]:
     out = late_folder.parent / "whole.json"
     assert main(["report", str(late_folder), "--no-cache", "--json", str(out)]) == 0
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    return json.loads(out.read_text())
 
 
 def fail(*_: Any, **__: Any) -> None:
@@ -44,8 +43,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 def report(late_folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["report", str(late_folder), "--no-cache", "--json", "-"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("failing", FUNCTIONS, ids=["where asked for", "of every account"])

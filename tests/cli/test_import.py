@@ -30,8 +30,7 @@ def export(folder: Path, *ranks: int, name: str = "profile.sqlite", blobs: bool 
 
 
 def run_of(folder: Path, *ranks: int) -> Path:
-    run = folder / "run"
-    run.mkdir()
+    (run := folder / "run").mkdir()
     for rank in ranks:
         trace(rank).write(run)
     return run
@@ -71,8 +70,7 @@ def test_other_file_in_the_same_place_needs_force(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"SQLite format 3\0" + bytes(200), b"{}", b"\x1f\x8bxx"])
 def test_foreign_files_are_refused_in_one_line(tmp_path, capsys, content):
-    path = tmp_path / "x.bin"
-    path.write_bytes(content)
+    (path := tmp_path / "x.bin").write_bytes(content)
     assert main(["import", str(path), "--into", str(tmp_path / "new")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
@@ -91,8 +89,7 @@ def test_kineto_trace_without_a_rank_needs_one(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_folder_of_files_is_imported(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
+    (logs := tmp_path / "logs").mkdir()
     shutil.copy(NCU, logs / "metrics_rank_0.csv")
     export(logs, 1)
     (logs / "notes.txt").write_text("nothing")
@@ -116,12 +113,10 @@ def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "out = next(a for a in sys.argv if a.startswith('--output='))[9:]\n"
         f"assert sys.argv[1] == 'export' and '--type=sqlite' in sys.argv\nshutil.copy({str(made)!r}, out)",
     )  # fmt: skip
-    report = tmp_path / "rank1.nsys-rep"
-    report.write_bytes(b"report")
+    (report := tmp_path / "rank1.nsys-rep").write_bytes(b"report")
     assert main(["import", str(report), "--into", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "rank00001.nsys.sqlite").read_bytes() == made.read_bytes()
-    alone = tmp_path / "alone"
-    alone.mkdir()
+    (alone := tmp_path / "alone").mkdir()
     shutil.copy(report, alone)
     assert [r.rank for r in load(alone).ranks] == [1]
     monkeypatch.setenv("PATH", "")
@@ -161,6 +156,7 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict, 
     return capsys.readouterr().out, json.loads(Path(f"{run}.json").read_text()), Path(f"{run}.html").read_text()
 
 
+@pytest.mark.slow
 def test_flight_recorder_dumps_alone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "dumps"
     assert main(["import", str(DATA / "flight_recorder"), "--into", str(run)]) == 0

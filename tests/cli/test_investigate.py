@@ -25,6 +25,7 @@ def test_each_command_has_a_section_with_its_output(folder: Path, capsys: pytest
     assert "Rank 1" in text and "--fixed RUN2" in text.partition("## 4. ")[2]
 
 
+@pytest.mark.slow
 def test_a_fix_is_compared_and_the_first_record_stays(folder: Path, tmp_path: Path) -> None:
     late_run(tmp_path / "fixed", late_us=0, loading=True)
     words = ["investigate", str(folder), "--fixed", str(tmp_path / "fixed"), "--fixed-unprofiled-step-ms", "1.5"]

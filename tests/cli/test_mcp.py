@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from tests.analyze.owners.owned_folder import owned_folder
 from tests.limits import HANG_S
 from tests.two_ranks import on_two_ranks
 
-from stepscope import demo_train
 from stepscope.cli.main import main
 from stepscope.cli.mcp import DEFAULT_BYTES, TOOLS, fitted
 
-mcp = pytest.importorskip("mcp", reason="needs the extra `mcp`")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra `mcp`")
 pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
 DATA = Path(__file__).parent.parent / "data"
@@ -49,11 +49,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_server(roots: list[Path], scenario: Callable[[Call], Awaitable[Any]], *options: str) -> Any:
     """Return what a scenario returns that may only call tools of a server of its own."""
+    import mcp
 
     async def connected() -> Any:
         words = ["-m", "stepscope", "mcp", "--allow", *map(str, roots), *options]
         server = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
-        async with mcp.Client(mcp.stdio_client(server)) as client:
+        async with mcp.Client(mcp.stdio_client(server, errlog=sys.__stderr__)) as client:
 
             async def call(name: str, **arguments: Any) -> tuple[str, bool]:
                 result = await client.call_tool(name, arguments)
@@ -70,8 +71,7 @@ def answers(roots: list[Path], calls: Calls, *options: str) -> list[tuple[str, b
     async def scenario(call: Call) -> list[tuple[str, bool]]:
         return [await call(name, **arguments) for name, arguments in calls]
 
-    found: list[tuple[str, bool]] = with_server(roots, scenario, *options)
-    return found
+    return with_server(roots, scenario, *options)
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -263,6 +263,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.lists(_values, max_size=40) | _texts), st.integers(1000, 5000))
 def test_any_answer_fits_and_counts_what_it_leaves_out(answer: dict[str, Any], max_bytes: int) -> None:
@@ -366,7 +367,7 @@ def test_a_job_that_fails_or_takes_too_long_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_an_agent_with_nothing_but_the_tools_finds_line_and_rank_of_the_planted_fault(tmp_path: Path) -> None:
     """The job of `stepscope demo`, recorded by the server; longer sleeps, which a busy machine does not hide."""
-    script = Path(demo_train.__file__ or "")
+    script = Path(__file__).parents[2] / "src" / "stepscope" / "demo_train.py"
     planted = next(n for n, line in enumerate(script.read_text().splitlines(), 1) if "time.sleep(" in line)
     job = on_two_ranks(script, "--steps", 30, "--slow-rank", 1, "--slow-ms", 500)
 

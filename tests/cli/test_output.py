@@ -18,8 +18,7 @@ def test_link_is_never_followed(tmp_path: Path, dangling: bool) -> None:
     elsewhere = tmp_path / "elsewhere"
     if not dangling:
         elsewhere.write_text("keep")
-    link = tmp_path / "link"
-    link.symlink_to(elsewhere)
+    (link := tmp_path / "link").symlink_to(elsewhere)
     for force in (False, True):
         with pytest.raises(UsageError, match="it is a link, not a regular file; give another name"):
             write_output(str(link), "new", force=force)
@@ -29,8 +28,7 @@ def test_link_is_never_followed(tmp_path: Path, dangling: bool) -> None:
 
 
 def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "out.json"
-    target.write_text("old")
+    (target := tmp_path / "out.json").write_text("old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -43,8 +41,7 @@ def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
 
 
 def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
-    old.write_text("old")
+    (old := tmp_path / "old.json").write_text("old")
     check_outputs(None, "-", str(tmp_path / "new.json"), force=False)
     check_outputs(str(old), force=True)
     for path, said in (
@@ -135,8 +132,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_existing_output_is_refused_before_the_input_is_looked_at(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    there = tmp_path / "result.json"
-    there.write_text("mine")
+    (there := tmp_path / "result.json").write_text("mine")
     assert main([command, *COMMANDS[command], "--json", str(there)]) == 2
     said = capsys.readouterr().err
     assert "exists" in said and "--force" in said

@@ -107,8 +107,7 @@ def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -
 
 @pytest.mark.job
 def test_a_torch_too_old_is_said_and_the_job_runs(tmp_path: Path) -> None:
-    old = tmp_path / "torch"
-    old.mkdir()
+    (old := tmp_path / "torch").mkdir()
     (old / "__init__.py").write_text("__version__ = '1.13.1'")
     done = record("--", sys.executable, "-c", "import torch; print(torch.__version__)", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1.13.1\n"), done.stderr

@@ -61,8 +61,7 @@ def test_cut_rank_is_a_warning_and_code_0(folder: Path, tmp_path: Path, capsys: 
     "content", [b"", b"{}", b"[]", b"not json", b'{"traceEvents": 7}', b'{"traceEvents": []}', b"\x1f\x8b\x08\x00"]
 )
 def test_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_bytes(content)
+    (path := tmp_path / "rank0.json").write_bytes(content)
     assert main(["report", str(path), "--json", "-", "--no-cache"]) == 2
     said = capsys.readouterr()
     assert said.out == ""

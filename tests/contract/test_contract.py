@@ -126,8 +126,7 @@ with atomic_write(sys.argv[1]) as f:
 
 
 def test_a_killed_writer_leaves_the_old_file_whole(tmp_path: Path) -> None:
-    target = tmp_path / "report.json"
-    target.write_text("old")
+    (target := tmp_path / "report.json").write_text("old")
     with subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"half\n"
         os.kill(process.pid, signal.SIGKILL)

@@ -114,8 +114,7 @@ def test_work_of_an_unrecorded_device_is_not_computing_of_the_host(tmp_path, lin
 def test_faults_of_other_jobs_are_not_called_examined(tmp_path):
     found = []
     for world in (1, 2):
-        folder = tmp_path / str(world)
-        folder.mkdir()
+        (folder := tmp_path / str(world)).mkdir()
         found.append(document(folder, *(steps(RankTrace(n, world_size=world), 4, 10_000, busy) for n in range(world))))
     alone, both = (one["examined"] for one in found)
     assert not {"straggler", "slow-link", "pipeline-bubble"} & set(alone) and "straggler" in both

@@ -200,6 +200,7 @@ def test_planted_fault_is_found_first_with_what_it_costs(tmp_path: Path, name: s
     assert first.evidence and first.remedy and "{" not in texts(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"communication-bound"}))
 def test_repaired_job_no_longer_has_the_finding(tmp_path: Path, name: str) -> None:
     fixed = simulate(*FAULTS[name].fixed)
@@ -318,6 +319,7 @@ def test_findings_survive_shuffled_events(tmp_path: Path) -> None:
     assert "straggler" not in [f.id for f in found_in(tmp_path / "part", job)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_rank_that_is_late_now_and_then_is_a_straggler(tmp_path: Path, every: int) -> None:
     def sometimes(step: int) -> Sequence[Op]:

@@ -5,6 +5,7 @@ import ast
 import os
 import re
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
@@ -12,11 +13,11 @@ from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
+from tests.source_trees import source_nodes
 
-import stepscope
 from stepscope.document.rows import SCHEMAS
 
-SOURCE = Path(stepscope.__file__).parent
 # those that read rows
 ROOMS = ("analyze", "diagnose", "document", "compare", "whatif", "report")
 OTHERS = {"analyze/owner_lines.py", "report/view/server.py"}
@@ -27,10 +28,10 @@ TYPES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def declared(trees: list[ast.Module]) -> set[str]:
+def declared(nodes: Iterable[ast.AST]) -> set[str]:
     """Return columns, fields, functions, assigned names, and the keywords that make a row."""
     names = {column.name for schema in SCHEMAS.values() for column in schema.columns}
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                 names.add(name)
@@ -43,17 +44,15 @@ def declared(trees: list[ast.Module]) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_every_name_read_of_a_row_is_declared() -> None:
-    trees = {
-        str(path.relative_to(SOURCE)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")
-    }
-    known = declared(list(trees.values())) | {name for kind in TYPES for name in dir(kind)}
+    known = declared(chain.from_iterable(source_nodes().values())) | {name for kind in TYPES for name in dir(kind)}
     unknown = []
-    for path, tree in trees.items():
-        imports = [one for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+    for path, nodes in source_nodes().items():
+        imports = [one for node in nodes if isinstance(node, ast.Import) for one in node.names]
         modules = {(one.asname or one.name).split(".")[0] for one in imports}
         of_rows = path.partition("/")[0] in ROOMS and path not in OTHERS
-        for node in ast.walk(tree) if of_rows else ():
+        for node in nodes if of_rows else ():
             if not isinstance(node, ast.Attribute) or {node.attr, node.attr.removesuffix("_ns")} & known:
                 continue
             base: ast.expr = node

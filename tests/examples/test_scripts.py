@@ -17,9 +17,8 @@ import stepscope
 pytest.importorskip("torch")
 pytestmark = pytest.mark.job
 ROOT = Path(__file__).parents[2]
-SIZES = ["--d-model", "32", "--num-layers", "2", "--num-heads", "2", "--seq-len", "16", "--vocab-size", "64"]
-EPOCHS = ["--batch-size", "2", "--num-epochs", "4", "--warmup-epochs", "2"]
-PROFILE = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir"]
+# what the ranks import
+MODULES = {"train_deepseek_v3": "stepscope.lab.bench.trainer", "fsdp_example": "torch.distributed.fsdp torch._dynamo"}
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -39,8 +38,7 @@ def run(name: str, *arguments: str, **variables: str) -> str:
 
 def on_two_ranks(name: str, *arguments: str, **variables: str) -> list[str]:
     environ = {"PYTHONPATH": python_path(ROOT / "src"), **variables}
-    modules = "torch.distributed.fsdp" if "fsdp" in name else ""
-    return two_ranks(f"examples/{name}.py", *arguments, modules=modules, env=environ)
+    return two_ranks(f"examples/{name}.py", *arguments, modules=MODULES[name], env=environ)
 
 
 def test_memory_profiling_shows_every_part_of_the_step() -> None:
@@ -52,14 +50,6 @@ def test_memory_profiling_shows_every_part_of_the_step() -> None:
 def test_custom_allocator_honours_the_environment() -> None:
     said = run("custom_allocator", "--steps", "5", "--width", "32", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128")
     assert "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128" in said and "after 5 steps" in said
-
-
-def test_benchmark_profiles_one_implementation(tmp_path: Path) -> None:
-    on_two_ranks("benchmark_ddp", *SIZES, *EPOCHS, *PROFILE, str(tmp_path / "own"))
-    names = {path.name for path in (tmp_path / "own").iterdir()}
-    assert {f"ddp_bucketed_rank_{rank}_trace.json" for rank in range(2)} | {"ddp_bucketed_summary.txt"} <= names
-    traces = sorted((tmp_path / "own").glob("*_trace.json"))
-    assert [rank["rank"] for rank in stepscope.load(traces).document["ranks"]] == [0, 1]
 
 
 def test_deepseek_is_recorded_where_the_environment_names_a_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ STEPS = 10
 # How often each region occurs in a step (two micro-batches with gradient accumulation), and what the ranks import.
 EXAMPLES = {
     "torchrun": (1, ""),
-    "accelerate": (2, "accelerate"),
+    "accelerate": (2, "accelerate torch.distributed.tensor"),
     "transformers": (2, "transformers.trainer"),
     "lightning": (1, "lightning"),
     "deepspeed": (2, "deepspeed"),

@@ -225,6 +225,7 @@ def test_two_configurations_differ_by_what_was_planted(monkeypatch: pytest.Monke
         stepscope.ABProfiler().compare()
 
 
+@pytest.mark.slow
 def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     profiler = stepscope.MemoryProfiler("cpu")
@@ -256,7 +257,8 @@ def test_memory_snapshots_and_breakdown(capsys: pytest.CaptureFixture[str]) -> N
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("toolkit")
-    said = two_ranks("tests/lab/toolkit_job.py", out, env={"PYTHONPATH": python_path(ROOT / "src")})
+    environ, modules = {"PYTHONPATH": python_path(ROOT / "src")}, "torch.distributed.fsdp torch.distributed.pipelining"
+    said = two_ranks("tests/lab/toolkit_job.py", out, modules=modules, env=environ)
     assert "RESULT" not in said[1] and "own ms" not in said[1]  # rank 0 alone prints
     yield json.loads(said[0].partition("RESULT ")[2].splitlines()[0])
 

@@ -49,7 +49,7 @@ def test_loaders_are_tried_by_what_they_already_have() -> None:
 
 SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
 LOSSES = (2.0, 1.5, 1.25)
-JOBS = 200
+JOBS = 100
 
 
 def trial(step_ms: float, *more: Any) -> Trial:

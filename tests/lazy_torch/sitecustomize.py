@@ -1,9 +1,10 @@
 """Has torch start fast in the jobs of the tests: its compiler is imported once something uses it.
 
-Optimizers and DistributedDataParallel ask `torch._dynamo` whether they are being traced, and its import takes 1.7 s of
-the 3.7 s of CPU that a rank needs for its first step. Who compiles gets the real module; until then the answers here
-are those of a compiler that nobody uses. Kernels for tensors without data take another 0.9 s; they are registered with
-the first `FakeTensorMode`. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
+Optimizers, profilers, checkpointing and DistributedDataParallel ask `torch._dynamo` whether they are being traced, and
+its import takes 1.7 s of the 3.7 s of CPU that a rank needs for its first step. Who compiles gets the real module;
+until then the answers here are those of a compiler that nobody uses. Kernels for tensors without data take another
+0.9 s; they are registered with the first `FakeTensorMode`. And a third of a second goes to looking for garbage in what
+the import makes. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
 users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), what a step costs
 (`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
 
@@ -11,7 +12,9 @@ And has unrecorded jobs end: torch 2.13 hangs in one of ten that leave their gro
 `stepscope.record.hooks.install.let_gloo_finish` explains.
 """
 
+import contextlib
 import functools
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -90,11 +93,17 @@ def _leave_out_compiler(torch):
     """Answer for the compiler until it is there."""
     if COMPILER not in sys.modules:
         utils = _Later(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
-        torch._dynamo = _Later(COMPILER, utils=utils)
+        config = _Later(f"{COMPILER}.config", error_on_nested_fx_trace=True)  # as checkpointing asks
+        torch._dynamo = _Later(COMPILER, utils=utils, config=config)
     if hasattr(
         getattr(torch, "_C", None), "_set_generator_metaclass"
     ):  # as `torch._prims` does, which comes with the kernels
         torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
+
+
+def _ask_no_compiler(profiler):
+    """Have a profiler ask what a compiler does only where one is there: its `hasattr` imports it."""
+    profiler.hasattr = lambda of, name: (name != "_inductor" or "torch._inductor" in sys.modules) and hasattr(of, name)
 
 
 class _Unregistered(types.ModuleType):
@@ -142,6 +151,17 @@ def _moved(code, file):
     return code.replace(co_filename=file, co_consts=nested)
 
 
+@contextlib.contextmanager
+def _no_garbage():
+    """Look for garbage neither meanwhile nor, above all as the process ends, in what is there before the job begins."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class _Finder:
     """Lets the other finders find a module, and acts once it has been loaded."""
 
@@ -150,6 +170,7 @@ class _Finder:
         "torch._subclasses.fake_tensor": _register_before_first_use,
         "torch._compile": lambda module: _replace_in(module, _disable_dynamo),
         "torch.distributed.distributed_c10d": _let_gloo_finish,
+        "torch.profiler.profiler": _ask_no_compiler,
         "torch.optim.optimizer": lambda module: _replace_in(module, _use_grad_for_differentiable),
     }
     _asking = threading.local()
@@ -177,7 +198,8 @@ class _Finder:
 
         def load_and_act(module):
             vars(spec.loader).pop("exec_module", None)
-            load(module)
+            with _no_garbage() if spec.name == "torch" else contextlib.nullcontext():
+                load(module)
             self.acts.pop(spec.name)(module)
 
         spec.loader.exec_module = load_and_act

@@ -90,8 +90,7 @@ def run_all(work: Path) -> None:
 
 def results_of(work: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the outcome of every scenario, by name and rank."""
-    found: dict[str, list[dict[str, Any]]] = json.loads((work / "results.json").read_text())
-    return found
+    return json.loads((work / "results.json").read_text())
 
 
 def description(folder: Path, *, within_s: float = HANG_S) -> dict[str, Any]:

@@ -57,8 +57,7 @@ def recorded(where: Path, command: list[str], *options: str) -> "subprocess.Comp
 
 
 def run_json(where: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((where / "run" / "run.json").read_text())
-    return found
+    return json.loads((where / "run" / "run.json").read_text())
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

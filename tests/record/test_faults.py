@@ -48,8 +48,7 @@ def said(rank: dict[str, Any]) -> list[str]:
 
 
 def window_of(folder: Path, rank: int, number: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = description(folder)["windows"][number]["ranks"][str(rank)]
-    return found
+    return description(folder)["windows"][number]["ranks"][str(rank)]
 
 
 def recorded() -> list[str]:

@@ -115,8 +115,7 @@ print("trained")
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
+    (folder := tmp_path / "small").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     try:
         subprocess.run(mount, check=True, capture_output=True)

@@ -40,8 +40,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(work: Path, mode: str, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((work / f"{mode}.0.{rank}.json").read_text())
-    return found
+    return json.loads((work / f"{mode}.0.{rank}.json").read_text())
 
 
 def test_losses_are_bit_equal_over_nccl(work: Path) -> None:
@@ -189,8 +188,7 @@ def test_quick_check_waits_for_the_device():
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_real_out_of_memory_error_leaves_its_history(tmp_path, where):
     """The line, the module and the size of a request that the device cannot satisfy, on the thread that made it."""
-    script = tmp_path / "job.py"
-    script.write_text(OUT_OF_MEMORY)
+    (script := tmp_path / "job.py").write_text(OUT_OF_MEMORY)
     command = [
         sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(tmp_path / "run"), "--memory", "--light",
     ]  # fmt: skip

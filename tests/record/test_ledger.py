@@ -39,8 +39,7 @@ def stepscope(*words: str | Path) -> "subprocess.CompletedProcess[str]":
 def ledger(run: Path) -> dict[str, Any]:
     done = stepscope("job", run, "--json", "-")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def by_hand(where: Path) -> tuple[float, dict[str, float]]:

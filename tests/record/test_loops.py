@@ -163,8 +163,7 @@ def found() -> dict[str, Any]:
     job = Path(__file__).with_name("strategy_job.py")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(job)], capture_output=True, text=True, check=True, env=environment)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp2", "hsdp", "fsdp2+tp", "tp"])

@@ -78,7 +78,7 @@ def test_T31_recorder_calls_per_step(shape, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["one", "modules"])
+@pytest.mark.parametrize("shape", ["one", "cells"])
 def test_steps_before_the_window_call_what_those_of_light_mode_call(shape, tmp_path, monkeypatch):
     # Which steps are followed depends on the time: here every reading of the clock is a microsecond after the last.
     clock = itertools.count(perf_counter_ns(), 1_000).__next__

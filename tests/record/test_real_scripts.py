@@ -36,8 +36,7 @@ def test_T28_the_window_goes_on_after_evaluation_which_is_counted_in_no_flops(tm
     found: dict[str, dict[str, Any]] = {}
     done_with = ""
     for name, words in {"with": ("12", "400"), "without": ("100", "1")}.items():
-        where = tmp_path / name
-        where.mkdir()
+        (where := tmp_path / name).mkdir()
         done = recorded(where, script("evaluates.py", *words))
         assert done.returncode == 0, done.stderr
         assert len(steps(where)) == 24
@@ -61,8 +60,7 @@ def test_T28_the_window_goes_on_after_evaluation_which_is_counted_in_no_flops(tm
 def test_T29_checkpoints_are_equal_byte_by_byte(kind: str, tmp_path: Path) -> None:
     outputs = []
     for name in ("without", "with"):
-        where = tmp_path / name
-        where.mkdir()
+        (where := tmp_path / name).mkdir()
         command = script("saves.py", str(where / "files"), *(["ddp"] if kind == "ddp" else []))
         done = started(command, where) if name == "without" else recorded(where, command, "--steps", "6:8")
         assert done.returncode == 0, done.stderr

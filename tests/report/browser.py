@@ -9,9 +9,6 @@ from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
-
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run", "--window-size=1280,1000", "--disable-dev-shm-usage",
@@ -31,6 +28,9 @@ class Browser:
         self._profile = profile
 
     def __enter__(self) -> "Browser":
+        from selenium.webdriver import Chrome, ChromeOptions
+        from selenium.webdriver.chrome.service import Service
+
         options = ChromeOptions()
         options.binary_location = str(shutil.which("chromium"))
         for argument in (*ARGUMENTS, f"--user-data-dir={self._profile}"):

@@ -48,8 +48,7 @@ HOSTILE = (
 
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Browser:
-    path = tmp_path / "page.html"
-    path.write_text(constructed_page(ranks=8, steps=20, slices_per_rank=90))
+    (path := tmp_path / "page.html").write_text(constructed_page(ranks=8, steps=20, slices_per_rank=90))
     browser.requests()
     browser.open(path)
     return browser
@@ -255,8 +254,7 @@ def test_policy_stops_a_script_and_a_request_that_got_in(opened: Browser) -> Non
 
 
 def test_hostile_names_are_shown_and_run_nothing(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(hostile_page())
+    (path := tmp_path / "page.html").write_text(hostile_page())
     browser.requests(), browser.console()
     browser.open(path)
     browser.unfold()

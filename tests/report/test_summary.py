@@ -45,8 +45,8 @@ def document_of(run: Run) -> Json:
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Json:
-    """Return the document of 64 ranks, of which the last is late."""
-    programs = [STEP] * 63 + [[kernel(4300), *STEP[1:]]]
+    """Return the document of 32 ranks, of which the last is late."""
+    programs = [STEP] * 31 + [[kernel(4300), *STEP[1:]]]
     return document_of(simulate(*programs, steps=2).aligned(tmp_path_factory.mktemp("late")).run)
 
 
@@ -85,6 +85,7 @@ def assert_fits(document: Json) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_sample_run_fits_one_screen(sample: Path, tmp_path: Path) -> None:
     if sample.name.endswith(".sqlite.gz"):
@@ -107,19 +108,19 @@ def test_a_rank_alone_is_not_called_punctual() -> None:
 
 def test_late_rank_has_a_row_and_the_others_share_one(late: Json) -> None:
     text = assert_fits(late)
-    assert "Rank 63 holds up everyone. Fixing it: " in text
+    assert "Rank 31 holds up everyone. Fixing it: " in text
     rows = text[text.index("Ranks, ms per step") :].splitlines()
-    assert rows[1].split()[:2] == ["63", "◀"] and rows[1].endswith(" (device)")
-    assert rows[2].split()[0] == "0-62"
-    assert "waiting for rank 63" in text
+    assert rows[1].split()[:2] == ["31", "◀"] and rows[1].endswith(" (device)")
+    assert rows[2].split()[0] == "0-30"
+    assert "waiting for rank 31" in text
 
 
 def test_a_delay_has_one_size_next_to_its_saving(late: Json) -> None:
     text = assert_fits(late)
-    waits = [r["budget_ms_per_step"]["wait"] for r in late["ranks"] if r["rank"] != 63]
+    waits = [r["budget_ms_per_step"]["wait"] for r in late["ranks"] if r["rank"] != 31]
     wait = f"{sum(waits) / len(waits):.2f}"
     assert f"other ranks wait: {wait} ms" in text
-    row = next(line for line in text.splitlines() if line.strip().startswith("0-62"))
+    row = next(line for line in text.splitlines() if line.strip().startswith("0-30"))
     assert wait in row.split() and "late by" not in text
     without = assert_fits({**late, "findings": [], "findings_combined": []})
     assert f"late by {late['stragglers'][0]['late_ms_per_step']:.2f} ms" in without
@@ -160,7 +161,7 @@ def test_verbose_shows_all_that_the_screen_leaves_out(late: Json) -> None:
         assert finding["id"] in text and " ".join(finding["remedy"].split()) in " ".join(text.split())
     assert "first note" in text and "second note" in text
     assert "stepscope whatif 'my run' --set straggler=off" in text
-    assert all(re.search(rf"^ *{rank} ", text, re.MULTILINE) for rank in range(64))
+    assert all(re.search(rf"^ *{rank} ", text, re.MULTILINE) for rank in range(32))
 
 
 def number(text: str) -> float:
@@ -208,7 +209,7 @@ def test_output_without_unicode_or_colour_is_readable(late: Json, monkeypatch: p
     print_rendered(lambda **how: summary_text({**late, "run": {**late["run"], "name": "läuft"}}, **how))
     sys.stdout.flush()
     text = raw.getvalue().decode("ascii")
-    assert text.startswith("l?uft - 64 x ") and "#" in text and " -> " in text and "\x1b" not in text
+    assert text.startswith("l?uft - 32 x ") and "#" in text and " -> " in text and "\x1b" not in text
     assert not list(violations(text, late))
 
 

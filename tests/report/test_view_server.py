@@ -132,8 +132,7 @@ def test_no_path_leads_out_of_the_folder(serve, tmp_path, path):
 def test_links_lead_nowhere(serve, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file.txt").write_text("secret")
-    ui = tmp_path / "ui"
-    ui.mkdir()
+    (ui := tmp_path / "ui").mkdir()
     (ui / "file.js").write_text("1")
     (ui / "link.txt").symlink_to(tmp_path / "secret" / "file.txt")
     (ui / "folder").symlink_to(tmp_path / "secret")

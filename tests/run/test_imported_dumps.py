@@ -51,11 +51,9 @@ def test_formats_are_told_by_content(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_imported_files_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
+    (run := tmp_path / "run").mkdir()
     Job(ranks=2, steps=3).run(run)
-    packed = tmp_path / "nccl.log.gz"
-    packed.write_bytes(gzip.compress((LOGS / "nccl_vm_1060.log").read_bytes()))
+    (packed := tmp_path / "nccl.log.gz").write_bytes(gzip.compress((LOGS / "nccl_vm_1060.log").read_bytes()))
     files = [
         DATA / "flight_recorder" / "nccl_trace_rank_1.gz",
         inspector_file(tmp_path / "nccl-inspector-1.log", 1),

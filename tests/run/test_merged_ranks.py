@@ -47,8 +47,7 @@ def merged(folder: Path, renumber: Callable[[Event, int], None]) -> Path:
         for event in own:
             renumber(event, rank)
         events += own
-    path = folder / "merged.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    (path := folder / "merged.json").write_text(json.dumps({"traceEvents": events}))
     return path
 
 

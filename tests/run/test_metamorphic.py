@@ -162,8 +162,7 @@ def test_late_rank_is_found_in_the_first_place(source: Path) -> None:
 def test_any_one_shifted_clock_changes_no_conclusion(source: Path, shift_ns: int, tmp_path: Path) -> None:
     before = conclusions(source)
     for shifted in documents(source):
-        folder = tmp_path / str(shifted)
-        folder.mkdir()
+        (folder := tmp_path / str(shifted)).mkdir()
         for rank, document in documents(source).items():
             shift(document, shift_ns if rank == shifted else 0)
             write(folder, document, rank)
@@ -180,8 +179,7 @@ def test_missing_rank_changes_nothing_for_the_others(source: Path, tmp_path: Pat
     if len(documents(source)) == 2:
         pytest.skip("of two ranks one alone has nobody to wait for")
     for dropped in documents(source).keys() - {late}:
-        folder = tmp_path / str(dropped)
-        folder.mkdir()
+        (folder := tmp_path / str(dropped)).mkdir()
         for rank, document in documents(source).items():
             if rank != dropped:
                 write(folder, document, rank)

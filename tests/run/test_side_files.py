@@ -89,8 +89,7 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def second_window(folder: Path) -> Path:
-    later = folder / "window1"
-    later.mkdir()
+    (later := folder / "window1").mkdir()
     for trace in folder.glob("*.trace.json.gz"):
         shutil.copy(trace, later)
     return later

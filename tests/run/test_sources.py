@@ -52,8 +52,7 @@ def test_file_glob_and_list(folder: Path) -> None:
 
 def test_file_given_twice_counts_once_and_is_named(folder: Path) -> None:
     path = folder / "rank00000.pt.trace.json.gz"
-    link = folder / "latest.json"
-    link.symlink_to(path)
+    (link := folder / "latest.json").symlink_to(path)
     found = find_sources([path, path, link])
     assert [s.path for s in found.files] == [path]
     assert found.repeated == (

@@ -147,7 +147,6 @@ WHOLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
 
 
 def test_cut_before_the_first_event_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_bytes(gzip.decompress(WHOLE.read_bytes())[:1200])
+    (path := tmp_path / "rank0.json").write_bytes(gzip.decompress(WHOLE.read_bytes())[:1200])
     with pytest.raises(TraceError):
         load(path, cache=False)

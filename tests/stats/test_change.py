@@ -29,6 +29,7 @@ def alarms(compare: Callable[..., Change | None], rounds: int, *, seeds: int = 2
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_equal_sides_raise_no_more_alarms_than_allowed(rounds: int) -> None:
     assert alarms(paired, rounds, load=0.2) <= 20

@@ -29,6 +29,7 @@ def test_two_sided_probability_of_t(stats: Any) -> None:
         assert t_two_sided(t, df) == expected, (df, t)
 
 
+@pytest.mark.slow
 def test_differences_are_judged_like_mann_whitney_does(stats: Any) -> None:
     """Of independent steps both find a clear difference, and both find none where there is none."""
     for seed in SEEDS:

@@ -88,6 +88,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "query",
     [
@@ -98,8 +99,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     ],
 )  # fmt: skip
 def test_sql_reaches_nothing_but_the_tables(run: Run, query: str, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.csv"
-    secret.write_text("a,b\n1,2\n")
+    (secret := tmp_path / "secret.csv").write_text("a,b\n1,2\n")
     tables = RunTables(run)
     with pytest.raises(UsageError, match="the query failed"):
         list(run_query(tables, query.format(file=secret)).rows)

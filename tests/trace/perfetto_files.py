@@ -6,7 +6,7 @@ Field numbers are those of protos/perfetto/trace/ in the Perfetto project.
 import json
 import struct
 from collections.abc import Iterator
-from fractions import Fraction
+from decimal import Decimal
 from itertools import count
 from typing import Any
 
@@ -55,7 +55,7 @@ def clocks(*of: tuple[int, int], incremental: int | None = None) -> bytes:
 
 def ns_of(event: dict[str, Any], key: str) -> int:
     """Return a time in whole nanoseconds, exact."""
-    return round(Fraction(str(event[key])) * 1000)
+    return round(Decimal(str(event[key])) * 1000)
 
 
 def as_json(document: dict[str, Any], path: Any) -> None:

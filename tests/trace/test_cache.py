@@ -21,8 +21,7 @@ from stepscope.units import digest_of
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "rank0.json.gz"
-    path.write_bytes(SAMPLE.read_bytes())
+    (path := tmp_path / "rank0.json.gz").write_bytes(SAMPLE.read_bytes())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cache, "MIN_RAW_BYTES", 1000)
         yield path
@@ -61,8 +60,7 @@ def test_edit_of_the_same_size_with_its_times_restored_is_noticed(tmp_path: Path
 
 def test_content_is_part_of_the_key(tmp_path: Path) -> None:
     """Also where a file system restores both of the inode's times."""
-    path = tmp_path / "trace.json"
-    path.write_bytes(b"a" * 3_000_000)
+    (path := tmp_path / "trace.json").write_bytes(b"a" * 3_000_000)
     first = cache._key(path)
     for at in (0, 1000, 2_999_999):
         path.write_bytes(b"a" * at + b"b" + b"a" * (2_999_999 - at))

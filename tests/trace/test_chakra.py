@@ -136,8 +136,7 @@ def test_hostile_execution_traces(tmp_path: Path, what: str) -> None:
 
 def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
     whole = gzip.decompress((RUN.parent / "chakra" / "chakra.0.et.gz").read_bytes())
-    path = tmp_path / "chakra.0.et"
-    path.write_bytes(whole)
+    (path := tmp_path / "chakra.0.et").write_bytes(whole)
     everything = work(read_chakra(path)[0])
     path.write_bytes(whole[: len(whole) // 2])
     (cut,) = read_chakra(path)

@@ -48,8 +48,7 @@ BEGIN_AND_END = [{"ph": ph, "name": "add_11 Cmpt Exec", "pid": 0, "tid": 1, "ts"
     ],
 )  # fmt: skip
 def test_what_a_file_without_readable_work_holds(tmp_path, events, said):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    (path := tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     with pytest.raises(InputError, match=said) as error:
         _ = stepscope.load(path).document
     assert "\n" not in str(error.value)
@@ -65,8 +64,7 @@ def test_kernels_copies_and_calls_of_rocprof(tmp_path):
         *(e for k in range(50) for e in (row(3, "hsa_dispatch", 1_000 * k, 2), row(6, "mm.kd", 1_000 * k + 40, 800))),
         row(1, "CopyHostToDevice", 900, 60),
     ]
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    (path := tmp_path / "results.json").write_text(json.dumps({"traceEvents": events}))
     trace = read(path)
     kinds = event_kinds(trace)
     expected = {EventKind.KERNEL: 50 * 800_000, EventKind.RUNTIME: 50 * 2_000, EventKind.COPY: 60_000}

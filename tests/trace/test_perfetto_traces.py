@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ RUN = Path(__file__).parents[1] / "data" / "h200-hsdp"
 FORMS = {"sdk": perfetto.sdk_trace, "torch": perfetto.torch_trace}
 
 
+@cache
 def window(rank: int = 0) -> dict[str, Any]:
     with gzip.open(RUN / f"rank{rank}.json.gz") as f:
         return json.load(f)
@@ -36,12 +38,12 @@ def rows(trace: Trace) -> Counter[tuple[Any, ...]]:
     return Counter((ts, dur, kind, trace.text(name), *rest) for ts, dur, kind, name, *rest in listed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_exported_both_ways_has_one_account(tmp_path: Path, form: str) -> None:
     documents = {}
     for kind in ("json", "pftrace"):
-        folder = tmp_path / kind
-        folder.mkdir()
+        (folder := tmp_path / kind).mkdir()
         for rank in range(4):
             if kind == "json":
                 perfetto.as_json(window(rank), folder / f"rank{rank}.json")
@@ -55,11 +57,11 @@ def test_a_window_exported_both_ways_has_one_account(tmp_path: Path, form: str) 
     assert documents["pftrace"] == documents["json"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("form", FORMS)
 def test_perfettos_own_reader_finds_the_same_slices(tmp_path: Path, form: str) -> None:
-    path = tmp_path / "rank0.pftrace"
-    path.write_bytes(FORMS[form](window()))
+    (path := tmp_path / "rank0.pftrace").write_bytes(FORMS[form](window()))
     every, args = queried(
         path.read_bytes(),
         "select dur, name from slice",
@@ -116,8 +118,7 @@ TOUCHING = ((1, 0, 10, "a"), (1, 10, 20, "b"), (1, 20, 30, "c"), (2, 5, 25, "d")
 
 
 def test_slices_that_touch_are_paired_in_blocks_of_begins_and_ends(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.pftrace"
-    path.write_bytes(slices(*TOUCHING, order=list))
+    (path := tmp_path / "rank0.pftrace").write_bytes(slices(*TOUCHING, order=list))
     found = read(path)
     timed = zip(found["ts_ns"].tolist(), found["dur_ns"].tolist(), found["name"].tolist(), strict=True)
     assert {(found.text(n), ts, dur) for ts, dur, n in timed} == {(n, s, e - s) for _, s, e, n in TOUCHING}
@@ -209,8 +210,7 @@ def test_hostile_values(tmp_path: Path, what: str) -> None:
 
 
 def test_a_timeline_of_ours_is_no_recording(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
+    (run := tmp_path / "run").mkdir()
     for rank in range(2):
         perfetto.as_json(window(rank), run / f"rank{rank}.json")
     stepscope.load(run).to_perfetto(run / "timeline.pftrace")

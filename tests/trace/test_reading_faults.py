@@ -30,8 +30,7 @@ def text_of(*events: dict[str, Any] | str) -> str:
 
 
 def read_text(folder: Path, text: str | bytes) -> Trace:
-    path = folder / "trace.json"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    (path := folder / "trace.json").write_bytes(text.encode() if isinstance(text, str) else text)
     return read(path)
 
 
@@ -47,8 +46,7 @@ def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) 
     data = gzip.compress(raw, 1) if packed else raw
     before = -1
     for part in range(1, 64):
-        path = tmp_path / "cut.json"
-        path.write_bytes(data[: len(data) * part // 64])
+        (path := tmp_path / "cut.json").write_bytes(data[: len(data) * part // 64])
         trace = read(path)
         assert trace.quality.truncated
         assert not trace.quality.malformed

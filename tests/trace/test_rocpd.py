@@ -33,8 +33,7 @@ def window(rank: int) -> dict[str, Any]:
 def test_a_window_has_one_account_in_both_formats(tmp_path: Path) -> None:
     documents = {}
     for kind in ("json", "db"):
-        folder = tmp_path / kind
-        folder.mkdir()
+        (folder := tmp_path / kind).mkdir()
         for rank in range(4):
             if kind == "json":
                 (folder / f"rank{rank}.json").write_text(json.dumps(window(rank)))

@@ -23,8 +23,7 @@ def text_of(rank: int, count: int = 40) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "threads"), [(3, 1), (40, 3), (20_000, 3)])
 def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(tmp_path, count, threads):
-    path = tmp_path / "both.json"
-    path.write_text(text_of(0, count) + "\n" + text_of(1, count))
+    (path := tmp_path / "both.json").write_text(text_of(0, count) + "\n" + text_of(1, count))
     with pytest.raises(TraceError, match="several traces one after the other") as raised:
         read(path, threads=threads)
     subprocess.run(str(raised.value).partition("split them: ")[2], shell=True, cwd=tmp_path, check=True)
@@ -34,8 +33,7 @@ def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(tmp_
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_archive_that_leads_outside_is_refused_and_nothing_is_unpacked(tmp_path, kind):
-    inside = tmp_path / "inside"
-    inside.mkdir()
+    (inside := tmp_path / "inside").mkdir()
     path, names = inside / "ranks.json", ["../canary", str(tmp_path / "canary"), "a/../../canary"]
     if kind == "zip":
         with zipfile.ZipFile(path, "w") as archive:

@@ -50,8 +50,7 @@ def test_gzip_members_and_zstd_frames_are_read_to_the_last(tmp_path, raw, whole)
 
 
 def test_bytes_after_gzip_are_noted_and_padding_is_not(tmp_path):
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(text_of(event()).encode()) + b"\0" * 600)
+    (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(text_of(event()).encode()) + b"\0" * 600)
     assert read(path).quality.notes == ()
     path.write_bytes(gzip.compress(text_of(event()).encode()) + b"rubbish")
     assert read(path).quality.notes == ("bytes after the compressed data are ignored",)

@@ -88,13 +88,15 @@ def node(kind: str, value: Any = None) -> Recipe:
 def make_files(case: Case, folder: Path) -> int:
     """Write the case's files below `folder` and return the bytes of their content."""
     size = 0
+    last: tuple[Recipe, bytes] = ({}, b"")  # the files of many ranks have one recipe
     for name, recipe in _each(case.files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if "node" in recipe:
             _NODES[recipe["node"]](path, recipe.get("value"))
         else:
-            content = made(recipe)
+            content = last[1] if recipe == last[0] else made(recipe)
+            last = recipe, content
             path.write_bytes(content)
             size += len(content)
     return size

@@ -20,14 +20,14 @@ def energy(folder: Path, plant: Plant, *, light: bool = False) -> dict[str, Any]
 
 def energy_of_report(folder: Path) -> dict[str, Any]:
     assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())["energy"]
-    return found
+    return json.loads((folder / "report.json").read_text())["energy"]
 
 
 def by_part(parts: list[dict[str, Any]]) -> dict[str, float]:
     return {one["part"]: one["j"] for one in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

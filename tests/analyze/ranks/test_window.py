@@ -44,6 +44,7 @@ KINDS = ("gemm", "ncclDevKernel_AllGather_RING_LL", "Memcpy HtoD (Pinned -> Devi
 CATEGORY = ("kernel", "kernel", "gpu_memcpy", "gpu_memset")
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(SPAN, st.integers(0, 3), st.integers(1, 3)), max_size=25), st.booleans())
 def test_any_device_work_equals_the_plain_account(tmp_path_factory, work, with_steps):
     """Overlapping on one stream, out of order, empty, before and after the window: parts never exceed the wall."""

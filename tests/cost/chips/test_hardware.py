@@ -103,8 +103,7 @@ source = "measured"
 
 
 def test_a_users_row_goes_before_ours(tmp_path):
-    path = tmp_path / "chips.toml"
-    path.write_text(OWN)
+    (path := tmp_path / "chips.toml").write_text(OWN)
     rows = load_chips(path)
     assert known_chip("my device 7", extra=rows).name == "My Chip"
     assert known_chip("NVIDIA H200", memory_bytes=1, extra=rows).name == "My Chip"
@@ -126,8 +125,7 @@ def test_a_users_row_goes_before_ours(tmp_path):
     ],
 )
 def test_a_bad_row_is_refused_with_the_field_named(tmp_path, change, message):
-    path = tmp_path / "chips.toml"
-    path.write_text(OWN.replace(*change))
+    (path := tmp_path / "chips.toml").write_text(OWN.replace(*change))
     with pytest.raises(InputError) as refused:
         load_chips(path)
     assert message in str(refused.value)

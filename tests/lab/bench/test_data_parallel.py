@@ -1,6 +1,7 @@
 """On two gloo ranks: every implementation trains the same model, and overlap grows as it should."""
 
 import json
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stepscope.lab.bench.strategies import SIZES_MB, available, search
 from stepscope.run.load import load
 
 pytestmark = [pytest.mark.job, pytest.mark.slow]
+EXAMPLE = Path(__file__).parents[3] / "examples" / "benchmark_ddp.py"
 SIZES = {"d-model": 64, "num-layers": 3, "num-heads": 2, "seq-len": 32, "vocab-size": 256, "batch-size": 4}
 TINY = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
 
@@ -35,8 +37,7 @@ def measure(folder: Path) -> None:
 
 
 def series(results: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(row for row in results["series"] if row["name"] == name)
-    return found
+    return next(row for row in results["series"] if row["name"] == name)
 
 
 def test_all_implementations_have_the_same_weights_after_10_steps(results: dict[str, Any]) -> None:
@@ -77,12 +78,14 @@ def test_gradients_accumulated_over_micro_batches_agree_too(tmp_path: Path) -> N
     assert max(row["agreement"]["weight_error"] for row in rows) < 1e-5
 
 
-def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path) -> None:
+def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "traces"
     chosen = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir", str(folder)]
     method = ["--num-epochs", "4", "--warmup-epochs", "3", "--profile-epochs", "4"]
     as_json = tmp_path / "profile.json"
-    assert main(["bench", "ddp", *TINY, *chosen, *method, "--json", str(as_json)]) == 0
+    monkeypatch.setattr("sys.argv", [str(EXAMPLE), *TINY, *chosen, *method, "--json", str(as_json)])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
     said = json.loads(as_json.read_text())
     assert said["complete"] and len(said["traces"]) == 2 and len(said["epochs"]) == 7
     assert said["tokens_per_sec"] == pytest.approx(32 * said["throughput_samples_per_sec"])

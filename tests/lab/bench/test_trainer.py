@@ -147,13 +147,12 @@ JOB = Path(__file__).parent / "trainer_job.py"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trainer")
-    two_ranks(JOB, out, modules="torch.distributed.fsdp")
+    two_ranks(JOB, out, modules="torch.distributed.fsdp torch._dynamo")
     return out
 
 
 def losses(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"losses{rank}.json").read_text())
-    return found
+    return json.loads((folder / f"losses{rank}.json").read_text())
 
 
 @pytest.mark.job

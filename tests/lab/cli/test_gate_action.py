@@ -32,8 +32,7 @@ def run_script(
     """Return how the script ended in a new repository, and the files that it wrote."""
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "base"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True)
-    bin_folder = folder / "bin"
-    bin_folder.mkdir()
+    (bin_folder := folder / "bin").mkdir()
     (bin_folder / "stepscope").write_text(STEPSCOPE.format(python=sys.executable))
     (bin_folder / "stepscope").chmod(0o755)
     (bin_folder / "python").symlink_to(sys.executable)

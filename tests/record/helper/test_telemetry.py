@@ -154,7 +154,7 @@ def test_a_long_job_keeps_its_first_minutes_and_ever_fewer_later_readings(monkey
     telemetry = Telemetry(
         {"kind": "cuda", "index": 0}, reads_host=False, readers=readers, period_s=0.0001, clock=library.clock
     )
-    until(lambda: library.last_ns > 10**18 + 4000 * 10**9)  # over an hour of the planted clock
+    until(lambda: library.last_ns > 10**18 + 600 * 10**9)  # ten minutes of the planted clock
     telemetry.end()
     times = [row["time_ns"] for row in telemetry._energy.rows]
     assert len(times) <= 90 and times == sorted(times)

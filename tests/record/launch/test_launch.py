@@ -161,8 +161,7 @@ def _each(ranks: Any) -> list[dict[str, Any]]:
 
 def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "train(4)\n")
-    other = tmp_path / "other"
-    other.mkdir()
+    (other := tmp_path / "other").mkdir()
     (other / "sitecustomize.py").write_text("import builtins; builtins.other_ran = True; print('other ran')")
     env = {"PYTHONPATH": str(other)}
     done = record("--out", "run", "--", sys.executable, "train.py", cwd=tmp_path, env=env)
@@ -291,8 +290,7 @@ SCRIPT = "import os; print('rank', os.environ.get('RANK', 'alone'), flush=True);
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, str]:
     """Environment with both tools on PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    (folder := tmp_path / "bin").mkdir()
     for name, ending in (("nsys", "nsys-rep"), ("ncu", "ncu-rep")):
         (folder / name).write_text(
             TOOL.format(python=sys.executable, ending=ending, table=str(TABLE), export=str(EXPORT))

@@ -26,7 +26,7 @@ def line_of(text: str) -> int:
 
 def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int = 22) -> tuple[list[str], list[dict]]:
     """Return what a recorded job printed, and the owners of its ranks."""
-    modules = "torch.distributed.fsdp" if mode == "fsdp" else ""
+    modules = "torch.distributed.fsdp torch._dynamo" if mode == "fsdp" else ""
     words = [str(JOB), mode, str(steps)]
     job = on_two_ranks(*words, modules=modules) if ranks == 2 else [sys.executable, *words]
     printed = losses(recorded(folder, job, *options))

@@ -37,8 +37,7 @@ def report(folder: Path, fault: str, steps: int, *options: str, core: int | None
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert main(["report", str(folder / "run"), "--json", str(folder / "report.json")]) == 0
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+    return json.loads((folder / "report.json").read_text())
 
 
 @contextmanager

@@ -27,8 +27,7 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
     environ = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(tmp_path / "mine.%p.txt")}
     log = NcclLog(environ=environ)
     assert environ["NCCL_DEBUG"] == "WARN"
-    run = tmp_path / "run"
-    run.mkdir()
+    (run := tmp_path / "run").mkdir()
     log.on_close(run, 0)
     assert (run / "rank00000.nccl.log").read_text() == "NCCL WARN\n"
     assert theirs.exists()

@@ -111,8 +111,7 @@ WARMUP, STEPS = 2, 8
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Row, Trials, list[Trial]]:
     folder = tmp_path_factory.mktemp("tune")
-    script = folder / "train.py"
-    script.write_text(SLOW_LOADER)
+    (script := folder / "train.py").write_text(SLOW_LOADER)
     first = first_run([sys.executable, str(script)], folder)
     workers = candidates(first.job, [f["id"] for f in first.findings], only=["loader.num_workers"]).tried[0]
     trials = Trials([sys.executable, str(script)], folder, steps=STEPS, warmup=WARMUP, limit_s=600)

@@ -62,8 +62,7 @@ def test_an_imported_one_is_an_export(both: tuple[Path, Path], tmp_path: Path) -
     ],
 )
 def test_hostile_json_exports(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "export.json"
-    path.write_text(content)
+    (path := tmp_path / "export.json").write_text(content)
     with pytest.raises(StepscopeError) as error:
         _ = stepscope.load(path).document
     assert "\n" not in str(error.value)

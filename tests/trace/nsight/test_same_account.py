@@ -176,8 +176,7 @@ def test_decimal_commas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", '"ID","Other"\n"0","1"\n', "==PROF== nothing\n"])
 def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text(text)
+    (path := tmp_path / "x.csv").write_text(text)
     assert not is_ncu_csv(text.encode())
     with pytest.raises(InputError) as error:
         read_ncu_csv(path)

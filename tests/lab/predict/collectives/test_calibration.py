@@ -57,6 +57,7 @@ def test_left_out_sizes_are_predicted_better_than_by_a_line(two_ranks):
     assert inside.mean() >= 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [1 << 16, 1 << 20, 1 << 23])
 def test_larger_sizes_are_never_faster_than_measured_and_less_certain(two_ranks, largest):
     known = [p for p in two_ranks if p.size_bytes <= largest]

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # for all ranks at once
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
