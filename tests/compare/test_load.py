@@ -57,8 +57,6 @@ def test_waits_that_were_not_recorded_leave_the_step_as_it_is() -> None:
 
 
 def test_where_one_step_in_four_waits_for_all_the_step_is_their_mean() -> None:
-    """A loader with four workers brings four batches at a time: the typical step is no answer."""
-
     def loading(ms: float, seed: int) -> StepSamples:
         steps = 3 + np.where(np.arange(STEPS) % 4, 0.0, ms) + 0.1 * np.random.default_rng(seed).standard_normal(STEPS)
         return StepSamples("r", StepTimes((steps * 1e6).astype(np.int64), 0, "step logs"), None, None, None, None)

@@ -276,7 +276,6 @@ def test_kernels_shorter_than_a_launch_are_a_small_batch(tmp_path: Path) -> None
 
 
 def test_graphs_of_a_few_launches_between_waits_save_nothing_for_sure(tmp_path: Path) -> None:
-    """A policy that acts ten times and trains once, and the same without acting."""
     acts, trains = [*[kernel(20, host_us=120)] * 8, SYNC], [*[kernel(20, host_us=120)] * 80, SYNC]
     low = [
         next(f.low_ns for f in found_in(tmp_path / str(k), simulate(job)) if f.id == "launch-overhead")

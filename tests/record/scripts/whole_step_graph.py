@@ -9,26 +9,22 @@ Base: Any = torch.cuda.CUDAGraph.__mro__[1]  # on a machine without CUDA it has 
 Base.__new__, Base.__init__ = lambda cls, *args, **named: object.__new__(cls), lambda self, *args, **named: None
 for name in ("capture_begin", "capture_end", "replay", "reset"):
     setattr(Base, name, lambda self, *args, **named: None)
-
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def step():
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+def steps(count):
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
 
 
-for _ in range(3):
-    step()
-graph = torch.cuda.CUDAGraph()
-graph.capture_begin()
-step()
-graph.capture_end()
-other = torch.cuda.CUDAGraph()  # holds no step
-other.capture_begin()
-other.capture_end()
+steps(3)
+graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+for graph, count in zip(graphs, (1, 0), strict=True):
+    graph.capture_begin()
+    steps(count)
+    graph.capture_end()
 for _ in range(int(sys.argv[1])):
-    other.replay()
-    graph.replay()
+    for graph in graphs:
+        graph.replay()

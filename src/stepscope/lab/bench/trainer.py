@@ -31,7 +31,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import Dataset
 
@@ -64,7 +63,7 @@ from stepscope.units import NS_PER_MS, json_text
 
 _SUMMARY_JSON, _SUMMARY_TXT, _CHECKPOINT = "summary.json", "summary.txt", "checkpoint.pt"
 # Weights and optimizer state are gathered, so training can resume with another number of ranks or another strategy.
-_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_GATHERED = {"full_state_dict": True, "cpu_offload": True}
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 Say = Callable[[str], None]
@@ -250,7 +249,10 @@ def _set_optimizer(model: Parallel, config: OptimizerConfig, *, strategy: str, l
 
 def _save(training: Training, path: Path, *, rank: int) -> None:
     """Write the training between two steps; every rank has to call it, rank 0 writes."""
-    model, optimizer = get_state_dict(training.parallel.model, training.parallel.optimizer, options=_GATHERED)
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict  # takes a second
+
+    options = StateDictOptions(**_GATHERED)
+    model, optimizer = get_state_dict(training.parallel.model, training.parallel.optimizer, options=options)
     if rank == 0:
         scaler = training.scaler.state_dict()
         with atomic_write(path) as f:
@@ -258,6 +260,8 @@ def _save(training: Training, path: Path, *, rank: int) -> None:
 
 
 def _resume(training: Training, path: Path, steps: int) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as e:
@@ -269,7 +273,7 @@ def _resume(training: Training, path: Path, steps: int) -> None:
     try:
         set_state_dict(
             training.parallel.model, training.parallel.optimizer, model_state_dict=found["model"],
-            optim_state_dict=found["optimizer"], options=_GATHERED,
+            optim_state_dict=found["optimizer"], options=StateDictOptions(**_GATHERED),
         )  # fmt: skip
     except (RuntimeError, KeyError, ValueError) as e:
         reason = " ".join(str(e).split())[:200]

@@ -11,7 +11,7 @@ from stepscope.contract.operations import bus_factor, ring_steps
 from stepscope.cost.alpha_beta import fit, fit_pieces
 from stepscope.errors import UsageError
 from stepscope.lab.predict.calibrate import Point, calibrate, points_from_csv, points_from_nccl_tests
-from stepscope.lab.predict.closed_form import Fabric, Link, fastest, hierarchical_ns, ring_ns, tree_ns
+from stepscope.lab.predict.closed_form import Fabric, Link, fastest, ring_ns, tree_ns
 from stepscope.lab.report.sheets import calibration_sheet
 from stepscope.report.sheet_text import sheet_text
 
@@ -225,16 +225,6 @@ def test_binomial_broadcast_and_bruck_take_the_predicted_time(p):
     assert tree_ns("broadcast", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(broadcast, SIZE, LINK))
     bruck = sim.bruck_all_to_all(p)
     assert tree_ns("all_to_all", size_bytes=SIZE, ranks=p, link=LINK) == exact(sim.cost_ns(bruck, SIZE / p, LINK))
-
-
-def test_hierarchy_is_its_parts_one_after_the_other():
-    fabric = Fabric(inner=Link(1_000, 0.01), outer=LINK, per_node=4)
-    inside = sim.cost_ns(sim.ring_reduce_scatter(4), SIZE / 4, fabric.inner)
-    among = sim.cost_ns(sim.ring_reduce_scatter(3) + sim.ring_all_gather(3), SIZE / 4 / 3, LINK)
-    found = hierarchical_ns("all_reduce", size_bytes=SIZE, ranks=12, fabric=fabric)
-    tree = tree_ns("all_reduce", size_bytes=SIZE / 4, ranks=3, link=LINK)
-    assert found == exact(2 * inside + min(among, tree))
-    assert hierarchical_ns("all_reduce", size_bytes=SIZE, ranks=10, fabric=fabric) is None
 
 
 def test_small_messages_among_many_take_trees_and_large_ones_among_few_take_rings():

@@ -10,12 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.lab.bench.config import WorkloadSpec
 from stepscope.lab.bench.workloads import Workload, workload
-from stepscope.lab.predict.model_memory import Batch, bytes_per_parameter, training_memory
+from stepscope.lab.predict.model_memory import Batch, training_memory
 from stepscope.lab.predict.model_shape import (
     Experts,
     LatentAttention,
     Layout,
-    Optimizer,
     Precision,
     Recompute,
     Sharding,
@@ -122,19 +121,6 @@ def test_peak_of_two_ranks_is_within_a_tenth_of_the_measured_one(name):
     batch = Batch(8, 1024, precision, again)
     found = training_memory(model, batch, layout=Layout(data=2, sharding=sharding), foreach_optimizer=False)
     assert found.peak_bytes / 1e6 == pytest.approx(measured_mb, rel=0.1)
-
-
-@pytest.mark.parametrize("n", [2, 8, 64])
-def test_bytes_per_parameter_follow_the_zero_stages(n):
-    def found(sharding, precision=Precision.MIXED, optimizer=Optimizer.ADAM):
-        return bytes_per_parameter(precision, optimizer, Layout(data=n, sharding=sharding))
-
-    assert found(Sharding.DDP) == 16
-    assert found(Sharding.ZERO1) == pytest.approx(4 + 12 / n)
-    assert found(Sharding.ZERO2) == pytest.approx(2 + 14 / n)
-    assert found(Sharding.ZERO3) == pytest.approx(16 / n)
-    assert found(Sharding.DDP, Precision.FP32, Optimizer.SGD) == 8
-    assert found(Sharding.DDP, Precision.FP32, Optimizer.MOMENTUM) == 12
 
 
 def test_parameters_of_known_models():
