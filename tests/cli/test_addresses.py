@@ -133,7 +133,7 @@ def test_redirect_to_another_server_is_refused(path: str, capsys: Any, monkeypat
     monkeypatch.setenv("no_proxy", "*")
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (_Redirects, _Other)]
     for server in servers:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     one, other = (f"127.0.0.1:{server.server_port}" for server in servers)
     try:
         _Redirects.target, _Other.asked = f"http://{other}/internal?key=1", 0

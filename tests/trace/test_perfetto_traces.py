@@ -124,6 +124,7 @@ def test_slices_that_touch_are_paired_in_blocks_of_begins_and_ends(tmp_path: Pat
     assert {(found.text(n), ts, dur) for ts, dur, n in timed} == {(n, s, e - s) for _, s, e, n in TOUCHING}
 
 
+@pytest.mark.slow
 def test_slices_far_from_their_ends(tmp_path: Path) -> None:
     path = tmp_path / "rank0.pftrace"
     short = [(t, t + 1) for t in range(40_000)]

@@ -55,6 +55,7 @@ def test_joules_of_each_part_are_those_planted_and_sum_to_the_counter(tmp_path: 
     assert found["total_j"] == pytest.approx(whole_j, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_late_rank_costs_what_the_run_without_it_saves(tmp_path: Path) -> None:
     late = energy(tmp_path / "late", Plant(late_ms=80))
     even = energy(tmp_path / "even", Plant())

@@ -46,6 +46,7 @@ def calls_in(command: list[str]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_work_grows_with_events_and_not_with_their_depth(tmp_path: Path) -> None:
     each = []
     for depth in (100, 200, 400):

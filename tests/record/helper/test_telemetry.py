@@ -146,6 +146,7 @@ def test_a_device_without_a_counter_has_a_reason(library, why, tmp_path):
         assert {row["kind"] for row in json_lines(tmp_path / "t.jsonl")} == {"device", "counters", "state"}
 
 
+@pytest.mark.slow
 def test_a_long_job_keeps_its_first_minutes_and_ever_fewer_later_readings(monkeypatch):
     monkeypatch.setattr("stepscope.record.helper.telemetry._DENSE", 50)
     monkeypatch.setattr("stepscope.record.helper.telemetry._MORE", 40)
