@@ -57,11 +57,10 @@ def test_a_core_that_other_programs_use_is_no_stall_of_the_host(tmp_path: Path) 
         found = report(tmp_path, "none", 70, core=core)
     step = found["step"]
     assert step["starved"] is True
-    assert step["core_wait_ms"] > 0.3 * (
-        step["core_wait_ms"] + step["unprofiled_ms"]
-    )  # two programs of three: up to 67 %
+    assert step["core_wait_ms"] > 0.3 * (step["core_wait_ms"] + step["unprofiled_ms"])  # of three programs: up to 67 %
     assert not [f for f in found["findings"] if "CPU core" in f["title"]]
-    assert not [f for f in found["findings"] if "gc.freeze" in f["remedy"] and f["saving_pct"] > 10]
+    stalls = [f["saving_alone_ms"] for f in found["findings"] if "gc.freeze" in f["remedy"]]
+    assert sum(stalls) < 0.1 * step["core_wait_ms"]  # as well as waits in the few profiled steps are known
 
 
 def finding(found: dict[str, Any], title: str) -> dict[str, Any] | None:
