@@ -109,9 +109,8 @@ def test_a_line_of_every_23rd_step_is_named(tmp_path: Path) -> None:
     seen, line = sampled(tmp_path), line_of("periodic")
     assert (set(seen.log.step[seen.step[seen.at((JOB.name, line))]] % 23)) == {22}
     if one := finding(found, f"A line takes long in some steps ({JOB.name}:{line})"):
-        planted_ms = 200 / 23
         # its clock goes on while it has no core: then it takes less, not more
-        assert 0.3 * planted_ms < one["saving_ms_per_step"] < 1.6 * planted_ms
+        assert 0.3 < one["saving_ms_per_step"] / (200 / 23) < 1.6
 
 
 def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
@@ -119,6 +118,8 @@ def test_a_line_that_grows_is_named(tmp_path: Path) -> None:
     seen, line = sampled(tmp_path), line_of("growth")
     late, there = seen.log.step[seen.step] >= 100, seen.at((JOB.name, line))
     assert (there & late).sum() > (there & ~late).sum()  # evenly spaced: steps with the line are longer
+    if (~there & late).sum() > 1.2 * (~there & ~late).sum():
+        return  # other lines take longer too: so did the machine
     if one := finding(found, f"Steps become longer during the run ({JOB.name}:{line})"):
         early, late = (e["value"] for e in one["evidence"][:2])
         assert late > 1.2 * early  # of the last third, longer than the mean step
