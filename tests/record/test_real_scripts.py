@@ -182,7 +182,7 @@ def test_losses_and_unit_of_optimizers_at_unequal_rates(words: str, count: int, 
 
 
 JOB = """
-import sys, threading, torch
+import sys, threading, time, torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -192,7 +192,7 @@ def train(steps):
         optimizer.step()
         optimizer.zero_grad()
 def elsewhere(steps):
-    thread = threading.Thread(target=train, args=(steps,))
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), train(steps)))  # the other one waits by then
     thread.start()
     thread.join()
 for word in sys.argv[1:]:
