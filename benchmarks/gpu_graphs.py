@@ -14,6 +14,7 @@ A form that cannot be made is listed with the reason. All jobs compile at the sa
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import statistics
@@ -340,25 +341,18 @@ def made(name, form):
 
 
 def captured(job):
+    job.autocast = functools.partial(job.autocast, cache_enabled=False)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-
-    def step():
-        job.optimizer.zero_grad()
-        with job.autocast(cache_enabled=False):
-            loss = job.loss(job.run(*job.inputs))
-        loss.backward()
-        job.optimizer.step()
-
     with torch.cuda.stream(stream):
         for _ in range(3):
-            step()
+            job.step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    job.run = graph.replay  # the graph works on the tensors of the job
-    return lambda: job.run()
+        job.step()
+    job.replay = graph.replay  # the graph works on the tensors of the job
+    return lambda: job.replay()
 
 
 def block_ms(step, count):

@@ -102,9 +102,11 @@ def test_a_wrong_unit_is_said_before_the_job_starts(tmp_path: Path) -> None:
 
 
 def test_a_replay_of_a_graph_that_holds_the_whole_step_is_a_step(tmp_path: Path) -> None:
-    done = recorded(tmp_path, script("whole_step_graph.py", "20"), "--steps", "10:14")
+    done = recorded(tmp_path, script("whole_step_graph.py", "20"), "--steps", "10:14", "--graphs")
     assert [line["step"] for line in steps(tmp_path)] == list(range(23))
     assert "profiled steps 10-13 of 1 rank" in done.stderr
+    with gzip.open(tmp_path / "run" / "rank00000.owners.json.gz") as f:
+        assert "CUDAGraph.replay" in json.load(f)["names"]
 
 
 def test_what_recurs_has_regions_of_its_own(tmp_path: Path) -> None:

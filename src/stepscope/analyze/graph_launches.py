@@ -9,15 +9,16 @@ often, in the order of their capture, and a capture has the same kernels in ever
 stays with the line that launches the graph, and a note says so.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.ownership import NOBODY, OwnedWork, Ownership, Stacks
+from stepscope.analyze.ownership import NOBODY, Ids, OwnedWork, Ownership, Stacks
 from stepscope.analyze.phases import graph_launches
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import operators_around
@@ -28,6 +29,7 @@ from stepscope.trace.table import EventKind, Int64s, by_string
 
 _BEGIN, _END, _GRAPH_LAUNCH = "StreamBeginCapture", "StreamEndCapture", "GraphLaunch"
 _KERNEL, _COPY, _SET = 1, 2, 3
+_DRIVER_KERNEL = re.compile(r"mem(cpy|set)\d+(_\w+)?$")
 _OF_CALL = {"Memcpy": _COPY, "Memset": _SET, "Launch": _KERNEL}
 _OF_WORK = {EventKind.KERNEL: _KERNEL, EventKind.COMM_KERNEL: _KERNEL, EventKind.COPY: _COPY, EventKind.SET: _SET}
 
@@ -55,7 +57,7 @@ def launches_graphs(rank: Rank) -> bool:
     return len(rows) > len(unrecorded)
 
 
-def with_captures(owned: Ownership, captures: Sequence[Ownership]) -> Ownership:
+def with_captures(owned: Ownership, captures: Iterable[Ownership]) -> Ownership:
     """Return the ownership with the operations of graphs given to the lines and modules that captured them."""
     launches = _launches(owned.rank)
     if not launches:
@@ -86,6 +88,8 @@ def _launches(rank: Rank) -> list[_Operations]:
     order = np.lexsort((work.start_ns[mine], by_node, launch, trace["ts_ns"][launch]))
     mine, launch = mine[order], launch[order]
     kinds = np.array([_OF_WORK[EventKind(kind)] for kind in work.kind[mine].tolist()], np.int64)
+    by_driver = by_string(trace, work.name[mine], _kind_of_driver_kernel)
+    kinds = np.where(by_driver > 0, by_driver, kinds)
     edges = [*np.flatnonzero(np.append(True, launch[1:] != launch[:-1])[: len(launch)]).tolist(), len(launch)]
     return [_Operations(kinds[a:b], mine[a:b], int(work.step[mine[a]])) for a, b in pairwise(edges)]
 
@@ -107,6 +111,12 @@ def _captures(rank: Rank) -> list[_Operations]:
 
 def _moments(rank: Rank, mark: str) -> Int64s:
     return np.sort(rank.trace["ts_ns"][rank.rows_named(lambda name: mark in name, EventKind.RUNTIME)])
+
+
+def _kind_of_driver_kernel(name: str) -> int:
+    """Return what a kernel of the driver does, 0 for others: sets and copies of a graph may run as `memset32`."""
+    found = _DRIVER_KERNEL.match(name)
+    return 0 if found is None else _COPY if found[1] == "cpy" else _SET
 
 
 def _kind_of_call(name: str) -> int:
@@ -175,8 +185,36 @@ def _owners(owned: Ownership, rows: Int64s) -> OwnedWork:
     return by_operator.where(by_operator.stack >= 0, owned.of_rows(rows))
 
 
+def _around(owned: Ownership, call: int) -> list[Frame] | None:
+    """Return the user's frames around the capture that has this call: none on a thread of autograd, None if unknown.
+
+    Where it is begun by a line of the user's own, as in `with torch.cuda.graph(g):`, its function is inside: the lines
+    that follow are what is captured.
+    """
+    trace = owned.rank.trace
+    begins = owned.rank.rows_named(lambda name: _BEGIN in name, EventKind.RUNTIME)
+    begins = begins[trace["ts_ns"][begins] <= trace["ts_ns"][call]]
+    if not len(begins):
+        return None
+    begin = begins[[np.argmax(trace["ts_ns"][begins])]]
+    frames = [owned.frames[f] for f in owned.stacks[int(owned.of_rows(begin).stack[0])]]
+    users = [frame for frame in frames if frame.is_user]
+    is_users = bool(frames) and (frames[-1].is_user or frames[-1].function == "__enter__")
+    return users[:-1] if is_users else users
+
+
+def _num_shared(frames: Sequence[Frame], around: Sequence[Frame]) -> int:
+    """Return how many of the frames are those around: of the same functions, at any line of them."""
+    pairs = zip(frames, around, strict=False)
+    differs = (n for n, (a, b) in enumerate(pairs) if (a.file, a.function) != (b.file, b.function))
+    return next(differs, min(len(frames), len(around)))
+
+
 def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]], mapped: Sequence[_Pair]) -> Ownership:
-    """Return the ownership with the frames, stacks and modules of the captures, and their owners."""
+    """Return the ownership with the frames, stacks and modules of the captures, and their owners.
+
+    A kernel of a graph has the stack of its launch, and below it what the capture has below the line that began it.
+    """
     frames = {frame: None for one in (owned, *(one for one, _ in captured)) for frame in one.frames}
     number = {frame: n for n, frame in enumerate(frames)}
     same = [number[frame] for frame in owned.frames]
@@ -187,18 +225,29 @@ def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]],
     work = OwnedWork(was.stack.copy(), was.caller.copy(), was.module.copy(), was.backward.copy())
     for at, rows, calls in mapped:
         one = captured[at][0]
-        own = _owners(one, calls)
+        own, around = _owners(one, calls), _around(one, int(calls[0]))
         known = own.stack >= 0
+
+        def composed(
+            launched: Ids, held: Ids, one: Ownership = one, around: Sequence[Frame] | None = around
+        ) -> list[int]:
+            pairs = list(zip(launched.tolist(), held.tolist(), strict=True))
+            found = {}
+            for launch, stack in dict.fromkeys(pairs):
+                held_frames = [one.frames[f] for f in one.stacks[stack]]
+                above = stacks.users(launch) if around is not None else NOBODY
+                shared = around or [stacks.frames[f] for f in stacks[above]]
+                below = held_frames if above == NOBODY else held_frames[_num_shared(held_frames, shared) :]
+                found[launch, stack] = stacks.called(above, *(number[frame] for frame in below))
+            return [found[pair] for pair in pairs]
+
         for column, found in (
-            (work.stack, [stacks.called(NOBODY, *(number[one.frames[f]] for f in one.stacks[n])) for n in own.stack]),
+            (work.stack, composed(was.stack[rows], own.stack)),
+            (work.caller, composed(was.caller[rows], own.caller)),
             (work.module, [_numbered(modules, names, one.modules[n]) if n >= 0 else NOBODY for n in own.module]),
-            (work.backward, own.backward),
+            (work.backward, own.backward | was.backward[rows]),
         ):
             column[rows[known]] = np.asarray(found)[known]
-        # where the graph was launched, as the line of backward() is where backward was
-        work.caller[rows[known]] = np.where(
-            owned.by_work.stack[rows[known]] >= 0, owned.by_work.stack[rows[known]], work.stack[rows[known]]
-        )
     device = owned.rank.collectives.device_index
     in_graph = among(device, np.concatenate([rows for _, rows, _ in mapped]))
     return replace(
@@ -227,13 +276,23 @@ def _numbered(numbers: dict[str, int], names: list[str], name: str) -> int:
 # kernel of several lines of a function is between the first and the last of them.
 
 _COMPILED = "## Call CompiledFxGraph"
+_TRITON = "triton_"
 
 
-def with_kernel_lines(owned: Ownership, tables: Sequence[KernelLines]) -> Ownership:
-    """Return the ownership with the operators of compiled graphs given to the lines that their kernels were made of."""
+def with_kernel_lines(owned: Ownership, tables: Sequence[KernelLines], *, is_capture: bool = False) -> Ownership:
+    """Return the ownership with the operators of compiled graphs given to the lines that their kernels were made of.
+
+    A capture begins inside of the compiled graph, so its trace does not mark that.
+    """
     calls, strings = owned.calls, owned.rank.trace.strings
     is_graph = by_string(owned.rank.trace, calls.name, lambda name: name.startswith(_COMPILED)).astype(bool)
     around = calls.nearest(is_graph)
+    if (
+        is_capture
+        and not is_graph.any()
+        and by_string(owned.rank.trace, calls.name, lambda name: name.startswith(_TRITON)).any()
+    ):
+        around = np.zeros(len(calls), np.int64)
     inside = np.flatnonzero((around >= 0) & ~is_graph)
     found: dict[int, Frame] = {}
     for graph in distinct(around[inside]).tolist():

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from keyword import iskeyword
@@ -31,7 +31,7 @@ from stepscope.contract.run_folder import AUTOGRAD, FUNCTIONS, TRAINING
 from stepscope.contract.step_line import EVALUATE
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.device_work import lookup
-from stepscope.run.load import Run
+from stepscope.run.load import Capture, Run
 from stepscope.run.rank import Rank
 from stepscope.run.side_files import Frame, OwnedThread, RankOwners, SourceText, code_of
 from stepscope.run.steps import PROFILER_STEP
@@ -154,14 +154,19 @@ class LinkedThread(ArrayRecord):
         return len(self.at)
 
 
-def _linked_threads(owners: RankOwners, stacks: Stacks) -> list[LinkedThread]:
+# the latest forward operator of each sequence number: its stack and module in a file of owners
+Forward = dict[int, tuple[int, int]]
+
+
+def _linked_threads(owners: RankOwners, stacks: Stacks, forward: Forward) -> list[LinkedThread]:
     nodes, steps, sends = (
         np.array([name.startswith(prefix) for name in owners.names], bool)
         for prefix in (EVALUATE, PROFILER_STEP + "#", CALLS)
     )
     gathers = np.array(["AccumulateGrad" in name for name in owners.names], bool)
     trees = [_Tree(thread, nodes, steps) for thread in owners.threads]
-    forward = {sequence: owner for tree in trees for sequence, owner in tree.forward()}
+    for tree in trees:
+        forward.update(tree.forward())
     return [tree.linked(stacks, forward, gathers, sends) for tree in trees]
 
 
@@ -202,7 +207,7 @@ class _Tree:
     def linked(
         self,
         stacks: Stacks,
-        forward: dict[int, tuple[int, int]],
+        forward: Forward,
         gathers: npt.NDArray[np.bool_],
         sends: npt.NDArray[np.bool_],
     ) -> LinkedThread:
@@ -434,11 +439,14 @@ class Modules:
         return found
 
 
-def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
-    """Return who owns what a rank did, by the steps it recorded with Python frames."""
+def ownership_by_frames(rank: Rank, owners: RankOwners, forward: Forward | None = None) -> Ownership:
+    """Return who owns what a rank did, by the steps it recorded with Python frames.
+
+    `forward` has the forward operators of earlier files, and gets those of this one.
+    """
     marks = marks_of(rank)
     stacks, modules = Stacks(owners.frames, owners.stacks), Modules(list(owners.modules))
-    threads = _linked_threads(owners, stacks)
+    threads = _linked_threads(owners, stacks, {} if forward is None else forward)
     found = matched(rank, marks, owners, threads)
     first = np.cumsum([0, *map(len, threads)])
     place = np.where(found.position >= 0, first[found.thread] + found.position, NOTHING)
@@ -652,12 +660,54 @@ def _with_graphs(run: Run, rank: Rank, owned: Ownership | None) -> Ownership | N
         return owned
     ranks = {one.rank for one in run.captures}
     of = rank.rank if rank.rank in ranks else next(iter(ranks), None)
-    mine = [one for one in run.captures if one.rank == of]
-    known = [
-        ownership_by_frames(one, owners) if owners else _ownership_by_own_frames(one)
-        for one, owners in ((c.trace, c.owners) for c in mine)
+    known = _owners_of_captures([one for one in run.captures if one.rank == of], run.source)
+    return with_captures(owned, [with_kernel_lines(one, tables, is_capture=True) for one in known])
+
+
+def _owners_of_captures(captures: Sequence[Capture], source: SourceText) -> Iterator[Ownership]:
+    """Return the owners of each capture; one of a backward alone has its forward operators in those before it."""
+    tables: RankOwners | None = None
+    forward: Forward = {}
+    for one in captures:
+        if one.owners is None:
+            yield _ownership_by_own_frames(one.trace)
+        else:
+            owners = with_operator_lines(one.owners, source)
+            tables = owners if tables is None else _following(tables, owners)
+            yield ownership_by_frames(one.trace, tables, forward)
+
+
+def _following(before: RankOwners, owners: RankOwners) -> RankOwners:
+    """Return the owners of a file whose frames, stacks, modules and names begin with those of the file before it."""
+    frames = tuple(dict.fromkeys(before.frames + owners.frames))
+    modules = tuple(dict.fromkeys(before.modules + owners.modules))
+    frame, of_frame = {one: n for n, one in enumerate(frames)}, owners.frames
+    module = {one: n for n, one in enumerate(modules)}
+    of_module = np.array([*(module[one] for one in owners.modules), NOBODY], np.int32)  # the last for none
+    num_stacks, num_names = len(before.stacks), len(before.names)
+
+    def moved(stack: Ids) -> Ids:
+        return np.where(stack >= 0, stack + num_stacks, NOBODY).astype(np.int32)
+
+    threads = [
+        replace(
+            one,
+            name=(one.name + num_names).astype(np.int32),
+            stack=moved(one.stack),
+            module=of_module[one.module],
+            gap_stack=moved(one.gap_stack),
+        )
+        for one in owners.threads
     ]
-    return with_captures(owned, [with_kernel_lines(one, tables) for one in known])
+    stacks = (tuple(frame[of_frame[f]] for f in stack) for stack in owners.stacks)
+    return replace(
+        owners,
+        frames=frames,
+        stacks=(*before.stacks, *stacks),
+        modules=modules,
+        names=before.names + owners.names,
+        threads=tuple(threads),
+    )
 
 
 def _without_owners(rank: Rank) -> Ownership:

@@ -54,7 +54,7 @@ def captured(
 
 
 def replayed(
-    *, steps: int = 3, nodes: bool = True, per_layer: bool = False, layers: int = LAYERS, extra: int = 0
+    *, steps: int = 3, nodes: bool = True, per_layer: bool = False, layers: int = LAYERS, extra: int = 0, ops: Any = OPS
 ) -> dict[str, Any]:
     """Return the trace of replays; kernels of a graph have its launch's correlation, here in disorder of time."""
     r = RankTrace(0)
@@ -65,7 +65,7 @@ def replayed(
         start = t + 50
         for n, graph in enumerate(graphs):
             correlation = r.call("cudaGraphLaunch", t + 10 + 5 * n, t + 13 + 5 * n)
-            durations = [(name, ns) for _ in graph for name, _, count, ns in OPS for _ in range(count)]
+            durations = [(name, ns) for _ in graph for name, _, count, ns in ops for _ in range(count)]
             durations += [("more", 5)] * extra
             for node, (name, took) in enumerate(durations):
                 args = {"correlation": correlation, "device": 0, "stream": COMPUTE_STREAM}
@@ -118,6 +118,35 @@ def test_graphs_that_cannot_be_mapped_say_so_and_are_not_idle(tmp_path: Path, wh
     busy = sum(count * took for _, _, count, took in OPS) * LAYERS / 1000
     assert run.document["ranks"][0]["compute_ms"] >= 3 * busy
     assert run.document["unowned"]["device_ms"] >= busy
+
+
+@pytest.mark.parametrize(("begun_by", "own"), [("__enter__", ["prepare"]), ("make_graphed_callables", [])])
+def test_kernels_have_the_lines_of_their_launch_and_below_it_those_of_their_capture(tmp_path, begun_by, own):
+    """What ran before training, to make the capture, takes no time of a step; a set may run as the driver's kernel."""
+    r = RankTrace(0)
+    r.python("train.py(3): main", 0, 10_000)
+    r.python("train.py(30): prepare", 1, 9_000)
+    r.python(f"torch/cuda/graphs.py(50): {begun_by}", 2, 10)
+    with r.op("aten::fill_", 3, 4):
+        pass
+    r.call("cudaStreamBeginCapture", 5, 6)
+    r.python("model.py(12): layer", 20, 60)
+    for at, name, call in ((30, "aten::zeros", "cudaMemsetAsync"), (40, "aten::mm", "cudaLaunchKernel")):
+        with r.op(name, at, at + 8):
+            r.call(call, at + 1, at + 2)
+    r.call("cudaStreamEndCapture", 70, 71)
+    capture, r = r.document(), RankTrace(0)
+    r.python("train.py(3): main", 0, 4_000)
+    for k in range(3):
+        t = 1000.0 * k
+        r.step(k, t, t + 900)
+        r.python("train.py(20): step", t + 1, t + 890)
+        correlation = r.call("cudaGraphLaunch", t + 10, t + 13)
+        for n, name in enumerate(("memset32", "gemm")):
+            args = {"correlation": correlation, "device": 0, "stream": COMPUTE_STREAM}
+            r._add("kernel", name, t + 50 + 100 * n, t + 150 + 100 * n, pid=0, tid=COMPUTE_STREAM, args=args)
+    run = run_of(tmp_path, r.document(), capture)
+    assert device_ms(run, "code", "function") == dict.fromkeys(["main", "step", *own, "layer"], pytest.approx(0.2))
 
 
 def test_captures_for_other_sizes_with_the_same_lines_count_as_one(tmp_path: Path) -> None:
@@ -187,3 +216,11 @@ def test_compiled_kernels_have_the_lines_that_they_were_made_of(tmp_path: Path) 
     assert run.document["unowned"]["device_ms"] == pytest.approx(0.1)
     (tmp_path / "rank00000.inductor.json").write_text('[{"a:1": [[1, 2]]}, 7]')
     assert stepscope.load(tmp_path, cache=False).document["code"] == []
+
+
+def test_captures_of_compiled_graphs_have_the_lines_that_their_kernels_were_made_of(tmp_path: Path) -> None:
+    table = {"triton_poi_fused_0:1": [[["/home/u/model.py", "4", "f"]]]}
+    (tmp_path / "rank00000.inductor.json").write_text(json.dumps([table]))
+    compiled = [("triton_poi_fused_0", 12, 1, 40)]
+    run = run_of(tmp_path, replayed(layers=1, ops=compiled), captured(layers=[0], ops=compiled))
+    assert device_ms(run, "code", "line")["4"] == pytest.approx(0.04)

@@ -56,11 +56,11 @@ def captured(model):
     return graph
 
 
-def launches_in(path):
+def launches_in(path, names=("aten::addmm", "aten::gelu")):
     """Write calls of CUDA into a trace of the CPU, as the profiler records them; return the launched operators."""
     document = json.loads(gzip.decompress(path.read_bytes()))
     events = document["traceEvents"]
-    ops = [e for e in events if e.get("name") in ("aten::addmm", "aten::gelu")]
+    ops = [e for e in events if e.get("name") in names]
     call = {"ph": "X", "cat": "cuda_runtime", "pid": ops[0]["pid"], "tid": ops[0]["tid"], "dur": 0.1}
     for n, op in enumerate(ops):
         args = {"correlation": n + 1, "External id": op["args"]["External id"]}
@@ -111,6 +111,22 @@ def test_replayed_kernels_have_the_executing_lines_and_the_modules_of_the_captur
     assert {n: lines[first + n] for n in (1, 2, 3)} == {n: pytest.approx(0.1 * n) for n in (1, 2, 3)}
     modules = {row["module"]: row["device_ms"] for row in run.document["modules"]}
     assert (modules["up"], modules["down"]) == (pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_a_capture_of_backward_has_the_modules_of_the_forward_that_was_captured_before_it(captures, tmp_path):
+    model, forward, backward = Model(), Graph(), Graph()
+    forward.capture_begin()
+    loss = model(torch.ones(2, 4, requires_grad=True)).sum()
+    forward.capture_end()
+    backward.capture_begin()
+    loss.backward()
+    backward.capture_end()
+    captures.on_close(tmp_path, 0)
+    for k, names in enumerate((("aten::addmm",), ("aten::mm",))):
+        num = len(launches_in(tmp_path / f"rank00000.capture.{k}.pt.trace.json.gz", names))
+    replay(tmp_path, num)
+    modules = {row["module"]: row["device_ms"] for row in stepscope.load(tmp_path, cache=False).document["modules"]}
+    assert (modules["down"], modules["up"]) == (pytest.approx(0.3), pytest.approx(0.7)), "of 0.1, 0.2, 0.3 and 0.4 ms"
 
 
 def test_captures_are_those_of_an_unwatched_job_whatever_fails(captures, monkeypatch, capsys):

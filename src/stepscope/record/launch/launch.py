@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, json_object_in, rank_of
+from stepscope.contract.run_folder import LAUNCH, RUN_JSON, SCHEMA, json_object_in, rank_of, trace_file
 from stepscope.errors import UsageError
 from stepscope.record.config import KINETO_SETTINGS, RecordConfig
 from stepscope.record.failsafe import DONE, ERRNO, FOLDERS, HELPER, SAID, SEEN_VARIABLE
@@ -72,7 +72,7 @@ def recorded_in(folder: Path) -> RecordedRun:
         steps=in_log,
         steps_ended=max((r["steps"]["count"] for r in of_ranks), default=in_log),
         described=bool(description.get("ended")),
-        traces=len(list(folder.glob("rank*.pt.trace.json.gz"))),
+        traces=sum((folder / trace_file(rank)).exists() for rank in ranks),
         window=_profiled_steps(written[0]) if written else None,
         shortened=_why_shortened(written[0]) if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
