@@ -321,9 +321,9 @@ def synchronize():
         torch.cuda.synchronize()
 
 
-def made(name, form):
+def made(name, form, capturable=False):
     """Return the step of a job in one form, as a function."""
-    job = JOBS[name](capturable=form == "whole")
+    job = JOBS[name](capturable=capturable or form == "whole")
     if name == "compiled" and form == "eager":
         job.run = torch.compile(job.model)
     if form == "fused":

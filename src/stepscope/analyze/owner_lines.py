@@ -201,8 +201,8 @@ def rank_lines(owned: Ownership) -> RankLines:
     optimizer = owned.stacks.holding(np.array(in_optimizer, bool))
     count = len(steps)
     backward = inside & by.backward
-    trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0)
-    is_trained = np.array([*(m in trained and bool(m) for m in owned.modules), False], bool)
+    trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0 and owned.modules[m])
+    is_trained = np.array([*(m in trained for m in owned.modules), False], bool)
     forward = inside & ~by.backward & (is_trained[by.module] if len(calls) else inside)
     optimizing = inside & optimizer[by.stack] if len(calls) else inside
     return RankLines(
@@ -363,7 +363,7 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     outside = {
         line: work
         for line, work in known.lines.items()
-        if (all_known or not work.has_calls) and _is_outside(known, work, times)
+        if (all_known or not (work.has_calls or work.kernels)) and _is_outside(known, work, times)
     }
     chosen = outside | hooks
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
@@ -726,6 +726,8 @@ def _flows(function: _Function, number: int, trains: set[int]) -> bool | None:
     mine = [s for s, parts in statements if _covers(parts, number)]
     if not any(_covers(parts, at) for at in trains for _, parts in statements) or not mine:
         return None
+    if any(_covers(parts, at) for at in trains for _, parts in _statements(mine[-1])):
+        return True  # training is inside of it, as in `with torch.autocast(...):`
     tainted, escapes = _assigned(mine[-1]), isinstance(mine[-1], ast.Return)
     for statement, parts in statements * 2:  # around the loop once more
         if statement is mine[-1] or not any(_uses(part) & tainted for part in parts):

@@ -31,7 +31,7 @@ from stepscope.contract.step_line import (
 from stepscope.records import ArrayRecord, dataclass
 from stepscope.run.core_time import no_core_ns
 from stepscope.run.side_files import StepLog
-from stepscope.stats.robust import FAR_LONGER, common, mad_sigma, median, num_stretches, slow_start
+from stepscope.stats.robust import FAR_LONGER, common, mad_sigma, median, num_stretches, one_hiccup, slow_start
 from stepscope.units import NS_PER_S, ms
 
 # What recurs in some steps of the training and not in the ordinary one, rank by rank and step by step.
@@ -178,7 +178,8 @@ def _logged_steps(log: StepLog) -> LoggedSteps | None:
     event = _any(list(causes.values()), len(log)) | long
     unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
     single = {name: x for name, x in causes.items() if name not in _UNNAMED and num_stretches(x[counts] > 0) == 1}
-    hiccup = _any(list(single.values()), len(log)) | (unnamed & (unnamed.sum() == 1))
+    alone = unnamed.sum() == 1 or one_hiccup(np.where(counts, step_ns, 0))
+    hiccup = _any(list(single.values()), len(log)) | (unnamed & alone)
     once = {name: (float(x.sum()), int(log.step[x > 0][0])) for name, x in single.items()}
     if (counts & ~event).sum() < 3:  # no two steps are alike: all of them are what the job is like
         return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {}, {})

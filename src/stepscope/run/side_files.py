@@ -45,7 +45,7 @@ from stepscope.errors import InputError
 from stepscope.records import ArrayRecord, Row, dataclass
 from stepscope.run.formats import NCCL_LOG, beside, others_in
 from stepscope.side_file import MAX_BYTES, is_number, parsed_json, read_side_file, side_file_lines
-from stepscope.stats.robust import median, recurring_long, slow_start
+from stepscope.stats.robust import median, one_hiccup, recurring_long, slow_start
 from stepscope.trace.table import Int64s
 from stepscope.units import ms, ns_of_ms, readable_bytes
 
@@ -612,15 +612,18 @@ class UnprofiledStep:
     num_steps: int
     #: left out at the start, on the rank with the most
     warm_up_steps: int
+    #: the longest single step that took more than all others of its rank together, and is left out; else 0
+    hiccup_ns: int = 0
 
     @property
     def uneven(self) -> str | None:
         """Return what to know where long steps recur, so that the mean is the step and not the median; else None."""
         if not self.long_share:
             return None
+        left_out = f"; one of {ms(self.hiccup_ns):.2f} ms is left out" if self.hiccup_ns else ""
         return (
             f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
-            f"{ms(self.median_ns):.2f} ms: the step is their mean, {ms(self.mean_ns):.2f} ms"
+            f"{ms(self.median_ns):.2f} ms: the step is their mean, {ms(self.mean_ns):.2f} ms{left_out}"
         )
 
 
@@ -681,12 +684,14 @@ def step_log_of(
 
 def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     """Return the step's time without the profiler, from the steps after warm-up; None where no step ran without it."""
-    known = []
+    known, hiccups = [], []
     for log in logs:
         unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
         first = slow_start(unprofiled)
         if len(unprofiled) > first:
-            known.append((unprofiled[first:], first))
+            settled = unprofiled[first:]
+            hiccups.append(settled.max() * one_hiccup(settled).any())
+            known.append((settled[~one_hiccup(settled)], first))
     if not known:
         return None
     medians = [median(settled) for settled, _ in known]
@@ -696,6 +701,7 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
         long_share=median([recurring_long(settled).mean() for settled, _ in known]),
         num_steps=min(len(settled) for settled, _ in known),
         warm_up_steps=max(left_out for _, left_out in known),
+        hiccup_ns=int(max(hiccups)),
     )
 
 

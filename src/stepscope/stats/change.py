@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from stepscope.contract.student import t_quantile, t_two_sided
 from stepscope.records import dataclass
-from stepscope.stats.robust import centre, detectable, mean_errors, recurring_long, typical, welch
+from stepscope.stats.robust import centre, detectable, mean_errors, one_hiccup, recurring_long, typical, welch
 
 Floats = npt.NDArray[np.float64]
 #: one number for each row of steps
@@ -91,7 +91,7 @@ def location_of(*sides: Sequence[npt.ArrayLike]) -> Location:
     >>> location_of([[4.0, 4, 60, 4, 4, 4, 60, 4]]) is mean, location_of([[4.0, 4, 60, 4, 4, 4, 5, 4]]) is mean
     (True, False)
     """
-    return mean if any(recurring_long(run).any() for side in sides for run in side) else typical
+    return mean if any(recurring_long(_steps(run)).any() for side in sides for run in side) else typical
 
 
 def paired(
@@ -150,7 +150,8 @@ def unpaired(
 
 
 def _steps(run: npt.ArrayLike) -> Floats:
-    return np.atleast_1d(np.asarray(run, float))
+    found = np.atleast_1d(np.asarray(run, float))
+    return found[~one_hiccup(found)]
 
 
 def _log(run: Floats, location: Location) -> float:

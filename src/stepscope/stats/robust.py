@@ -193,6 +193,16 @@ def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return x > FAR_LONGER * median(x) if len(x) else np.zeros(0, bool)
 
 
+def one_hiccup(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return which value is more than all others together, if any: a mean with it would be of that moment alone.
+
+    >>> [bool(one_hiccup(times).any()) for times in ([10, 10, 90, 10], [10, 10, 30, 10], [10, 90])]
+    [True, False, False]
+    """
+    x = np.asarray(values, float)
+    return 2 * x > x.sum() if len(x) > 2 else np.zeros(len(x), bool)
+
+
 def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Return which values are far longer than the median, where two or more are, and one in ten at least; else none.
 

@@ -50,6 +50,13 @@ def test_value_is_followed_to_training_lines(tmp_path: Path, line: str, feeds: b
     assert feeds_training(found, known(*TRAINS), ("train.py", 4)) is feeds
 
 
+def test_what_training_is_inside_of_feeds_it(tmp_path: Path) -> None:
+    body = "with cast():\n            loss = model(x)\n        if good(x):\n            opt.step()"
+    text = f"def train():\n    for x in data:\n        {body}\n"
+    found = source(tmp_path, text)
+    assert [feeds_training(found, known(4, 6), ("train.py", number)) for number in (3, 5)] == [True, True]
+
+
 def test_nothing_is_known_without_source_or_training_lines(tmp_path: Path) -> None:
     assert feeds_training(SourceText(None), known(*TRAINS), ("train.py", 4)) is None
     found = source(tmp_path, LOOP.format(line="stats = 1"))

@@ -6,7 +6,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import parent_process
@@ -270,13 +269,8 @@ def _optimizer_install(loop: Loop, patches: Patches, graphs: "GraphSteps") -> Op
     return OptimizerHooks(loop, graphs)
 
 
-# CUDA graphs: a replay is no operator of torch's, so the window has one of ours that says which line launches it.
-#
 # Whole steps as CUDA graphs: an optimizer that steps while a graph is captured only says what the graph holds, and each
 # replay of such a graph is its step. The replay itself is in no region: it is forward and backward as well.
-
-
-_REPLAY = "CUDAGraph.replay"
 
 
 class GraphSteps:
@@ -289,9 +283,12 @@ class GraphSteps:
         self._held: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        for name, before in (("capture_begin", self._begins), ("capture_end", self._ends)):
-            self._patches.replace(torch.cuda.CUDAGraph, name, partial(around, before=before))
-        self._patches.replace(torch.cuda.CUDAGraph, "replay", self._replayed)
+        for name, before, after in (
+            ("capture_begin", self._begins, None),
+            ("capture_end", self._ends, None),
+            ("replay", self._held.__contains__, self._replayed),
+        ):
+            self._patches.replace(torch.cuda.CUDAGraph, name, partial(around, before=before, after=after))
 
     def remove(self) -> None:
         self._patches.undo()
@@ -304,21 +301,10 @@ class GraphSteps:
             self._loop.safely(self._held.__setitem__, graph, self.captured)
         self.captured = None
 
-    def _replayed(self, original: Any) -> Any:
-        def replay(graph: Any) -> None:
-            recorder = self._loop.recorder
-            is_traced = recorder is not None and recorder.regions.marker is not None
-            try:
-                with torch._C._profiler._RecordFunctionFast(_REPLAY) if is_traced else nullcontext():
-                    original(graph)
-            except BaseException as e:
-                leave_out(e)
-                raise
-            for alive in self._held.get(graph, ()):
-                if (optimizer := alive()) is not None:
-                    self._loop.graph_steps(optimizer)
-
-        return replay
+    def _replayed(self, graph: Any) -> None:
+        for alive in self._held.get(graph, ()):
+            if (optimizer := alive()) is not None:
+                self._loop.graph_steps(optimizer)
 
 
 # Pipelines: every stage begins its step with the schedule, also those that load no data and wait for a neighbour.

@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from stepscope.record.owners.frame_step import owners_of
 from stepscope.record.window.kineto import activities_of, why_not_available
 
 _MAX_CAPTURES = 64
+_REPLAY = "CUDAGraph.replay"
 _STACKS = "inductor_provenance_tracking_kernel_stack_traces"
 _FRAME = re.compile(r'File "([^"]{1,500})", line (\d{1,9}), in (\S{1,200})')
 
@@ -48,7 +50,8 @@ class GraphCaptures:
         self._patches = Patches()
         self._why_not = why_not_available()
         os.environ.setdefault("INDUCTOR_PROVENANCE", "1")
-        for name, make in (("capture_begin", self._before), ("capture_end", self._after)):
+        watched = {"capture_begin": self._before, "capture_end": self._after, "replay": _marked}
+        for name, make in watched.items():
             self._patches.replace(torch.cuda.CUDAGraph, name, make)
         after_import("torch._inductor.compile_fx", self._watch_compiler)
 
@@ -145,6 +148,17 @@ class GraphCaptures:
                 doors._disable_profiler()
             self._profiler = None
             say(f"captures of CUDA graphs are no longer watched: {self._why_not}")
+
+
+def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make each recorded replay an operator: torch has none that says which line launches a graph."""
+
+    def replay(graph: Any) -> None:
+        is_recorded = torch.autograd._profiler_enabled()
+        with torch._C._profiler._RecordFunctionFast(_REPLAY) if is_recorded else nullcontext():
+            original(graph)
+
+    return replay
 
 
 _made: list[GraphCaptures] = []
