@@ -218,3 +218,26 @@ def test_a_timeline_of_ours_is_no_recording(tmp_path: Path) -> None:
     assert len(stepscope.load(run).document["ranks"]) == 2
     with pytest.raises(TraceError, match="timeline that stepscope wrote"):
         read(run / "timeline.pftrace")
+
+
+def test_packets_that_repeat_mean_what_was_said_last(tmp_path: Path) -> None:
+    """Of equal packets only the numbers are read again, unless names, arguments or defaults change in between."""
+
+    def event(at: int, value: int, *args: bytes) -> bytes:
+        body = message(4, text(10, "correlation"), number(4, value)), *args
+        return packet(number(8, at), number(10, 1), message(11, number(9, 3), number(10, 5), number(11, 2), *body))
+
+    def names(name: str) -> bytes:
+        return packet(number(10, 1), message(12, message(2, number(1, 5), text(2, name))))
+
+    twice = message(4, text(10, "correlation"), number(4, 77))
+    wide = packet(number(8, 1300), number(10, 1), message(11, number(9, 3), number(10, 5), number(11, 2)))
+    parts = [event(1000, 1), names("a"), event(1001, 2), event(1002, 3), names("b"), event(1003, 4), event(1004, 300)]
+    parts += [event(1005, 5, twice), event(1006, 6, twice), wide, wide]
+    (path := tmp_path / "rank0.pftrace").write_bytes(packet(message(60, number(1, 2), text(2, "t"))) + b"".join(parts))
+    trace = read(path)
+    events = np.flatnonzero(trace["ph"] == ord("i"))
+    found = zip(trace["name"][events].tolist(), trace.arg("correlation").at(events, missing=0).tolist(), strict=True)
+    assert [(trace.text(name) if name >= 0 else None, value) for name, value in found] == [
+        (None, 1), ("a", 2), ("a", 3), ("b", 4), ("b", 300), ("b", 77), ("b", 77), ("b", 0), ("b", 0),
+    ]  # fmt: skip

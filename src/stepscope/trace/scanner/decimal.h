@@ -111,6 +111,17 @@ INLINE const u8 *short_digits(const u8 *p, u64 *value) {
     return p + 8 + count;
 }
 
+/* Read a text of digits alone, at most 16; returns 0 if it is another. What follows it may be digits too. */
+INLINE int digits_alone(const u8 *p, u32 length, u64 *value) {
+    if (!length || length > 16) return 0;
+    u64 head = first_bytes(load64(p), length), tail = length > 8 ? first_bytes(load64(p + 8), length - 8) : 0;
+    u32 count = digit_run(head), rest = length > 8 ? digit_run(tail) : 0;
+    if (count + rest != length) return 0;
+    *value = digits_value(head, count);
+    if (rest) *value = *value * POWERS[rest] + digits_value(tail, rest);
+    return 1;
+}
+
 static const u64 MAX_SHORT_US = 9000000000000000ull; /* its nanoseconds fit into 63 bits */
 
 /* Read microseconds of at most 16 digits and three decimals at `p` as nanoseconds; returns the byte after them, or 0

@@ -13,6 +13,7 @@
  * searched. */
 #pragma once
 #include "recover.h"
+#include "repeats.h"
 #include "slices.h"
 
 enum {
@@ -29,90 +30,6 @@ enum {
 };
 enum interned { CATEGORY = 1, EVENT_NAME, ARG_NAME, TEXT_VALUE, GPU_STAGE, GPU_KERNEL, LAUNCH_ARG, TRACK, SEQUENCE, ARG_KEY };
 enum packet_phase { BEGINS = 1, ENDS, IS_INSTANT, COUNTS };
-
-struct wire {
-    u64 value;
-    const u8 *bytes; /* 0 unless it has a length, which is the value */
-    u32 number;
-};
-
-/* Put the seven bits of each byte together. */
-INLINE u64 joined_sevens(u64 bytes) {
-    bytes &= 0x7f7f7f7f7f7f7f7full;
-    bytes = (bytes & 0x007f007f007f007full) | (bytes & 0x7f007f007f007f00ull) >> 1;
-    bytes = (bytes & 0x00003fff00003fffull) | (bytes & 0x3fff00003fff0000ull) >> 2;
-    return (bytes & 0x0fffffffull) | (bytes & 0x0fffffff00000000ull) >> 4;
-}
-
-static u64 long_value; /* in memory, so that what is read in place of it need not be */
-
-NOINLINE const u8 *long_varint(const u8 *p) {
-    u64 word = load64(p), stops = ~word & 0x8080808080808080ull;
-    if (LIKELY(stops != 0)) {
-        long_value = joined_sevens(word & (stops ^ (stops - 1)));
-        return p + (__builtin_ctzll(stops) >> 3) + 1;
-    }
-    long_value = joined_sevens(word) | (u64)(p[8] & 127) << 56 | (p[8] > 127 ? (u64)p[9] << 63 : 0);
-    return p[8] <= 127 ? p + 9 : p[9] <= 127 ? p + 10 : 0;
-}
-
-INLINE const u8 *varint(const u8 *p, u64 *value) {
-    *value = *p++;
-    if (*value <= 127) return p;
-    p = long_varint(p - 1);
-    *value = long_value;
-    return p;
-}
-
-/* Read the field at `p`; returns the byte after it, or 0 where there is none. */
-NOINLINE const u8 *next_field(const u8 *p, const u8 *end, struct wire *w) {
-    u64 key;
-    p = varint(p, &key);
-    if (UNLIKELY(!p || key >> 32 || key < 8)) return 0;
-    w->number = (u32)key >> 3;
-    w->bytes = 0;
-    switch (key & 7) {
-    case 0: p = varint(p, &w->value); break;
-    case 1: w->value = load64(p); p += 8; break;
-    case 5: w->value = load32(p); p += 4; break;
-    case 2:
-        p = varint(p, &w->value);
-        if (UNLIKELY(!p || p > end || w->value > (u64)(end - p))) return 0;
-        w->bytes = p;
-        p += w->value;
-        break;
-    default: return 0;
-    }
-    return LIKELY(p != 0 && p <= end) ? p : 0;
-}
-
-/* The same where many are read: most have a key and a length of one byte. */
-INLINE const u8 *next_wire(const u8 *p, const u8 *end, struct wire *w) {
-    static struct wire long_field;
-    u32 key = *p, kind = key & 0x87;
-    w->number = key >> 3;
-    if (LIKELY(!kind && key)) {
-        w->bytes = 0;
-        p = varint(p + 1, &w->value);
-        if (UNLIKELY(!p)) return 0;
-    } else if (LIKELY(kind == 2 && key > 7 && p[1] < 128)) {
-        w->value = p[1];
-        w->bytes = p + 2;
-        p += 2 + w->value;
-    } else {
-        p = next_field(p, end, &long_field);
-        w->number = long_field.number;
-        w->value = long_field.value;
-        w->bytes = long_field.bytes;
-        return p;
-    }
-    return LIKELY(p <= end) ? p : 0;
-}
-
-#define EACH_BY(next, p, end, w) \
-    for (const u8 *next_##w; (p) < (end) && (next_##w = next(p, end, &(w))) != 0; (p) = next_##w)
-#define EACH_FIELD(p, end, w) EACH_BY(next_field, p, end, w)
-#define EACH_FIELD_OF_MANY(p, end, w) EACH_BY(next_wire, p, end, w)
 
 /* What numbers stand for, in one table: of a sequence since its state was cleared, or (owner 0) of the file. */
 static struct meaning {
@@ -167,6 +84,7 @@ static void set_meaning(u64 number, u32 owner, i32 what) {
     recent_meaning(number, owner)->owner = 0;
     if (2 * num_meanings >= meaning_slots && !grow_meanings()) return;
     u32 at = meaning_at(number, owner);
+    if (meanings[at].owner && meanings[at].what != what) forget_repeats();
     num_meanings += !meanings[at].owner;
     meanings[at] = (struct meaning){number, owner, what};
 }
@@ -176,7 +94,7 @@ INLINE i32 meaning_of(u64 number, u32 owner) {
     struct meaning *r = recent_meaning(number, owner);
     if (LIKELY(r->number == number && r->owner == owner)) return r->what;
     const struct meaning *m = meanings + meaning_at(number, owner);
-    if (!m->owner) return NO_STRING;
+    if (!m->owner) { now.is_known = 0; return NO_STRING; }
     r->number = number;
     r->owner = owner;
     return r->what = m->what;
@@ -420,13 +338,19 @@ static i32 json_text(const u8 *p, const u8 *end, const struct sequence *s, const
     return intern(buffer, (u32)(json - buffer), flags | (json_cut ? TEXT_SHORTENED : 0));
 }
 
+/* Put what a column has of an annotation. */
+INLINE void take_value(i32 column, i64 value) {
+    if (UNLIKELY(has_arg(column))) now.is_known = 0; /* which of them counts is not told by their bytes alone */
+    put_arg(column, value);
+}
+
 /* Put the value of an argument; returns the number of its text, NO_STRING where the column has none. */
 static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const struct sequence *s, struct annotation *a) {
     u8 digits[32];
     if (k->kind != ARG_INT) {
         i32 text = a->kind != STRING ? json_text(p, end, s, a)
                  : a->text != NO_STRING ? a->text : intern(a->bytes, a->length, 0);
-        put_arg(k->column, text);
+        take_value(k->column, text);
         return text;
     }
     i64 value = (i64)a->value;
@@ -439,7 +363,7 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
         value = real < TOO_LARGE && real > -TOO_LARGE ? (i64)real : 0;
         if ((double)value == real) a->kind = WHOLE;
     }
-    if (a->kind == WHOLE) put_arg(k->column, value);
+    if (a->kind == WHOLE) take_value(k->column, value);
     else counts.bad_args++;
     return NO_STRING;
 }
@@ -474,12 +398,14 @@ INLINE int take_short_annotation(const u8 *p, const u8 *end, const struct sequen
     u32 is_text = *p == 0x88 && p[1] == 1, is_whole = *p == 0x18 || *p == 0x20;
     if (!is_text && !is_whole) return 0;
     u32 is_unsigned = *p == 0x18;
-    p = varint(p + 1 + is_text, &value);
+    const u8 *from = p + 1 + is_text;
+    p = varint(from, &value);
     if (UNLIKELY(p != end)) return 0;
+    if (k && ((k->kind == ARG_INT) != is_whole || (is_unsigned && value >> 63))) return 0;
+    if (is_whole) note_number(from, end, SEVENS, k ? (u32)k->column : OF_NOTHING);
     if (!k) return 1;
-    if ((k->kind == ARG_INT) != is_whole || (is_unsigned && value >> 63)) return 0;
     i64 what = is_text ? interned_text(s, TEXT_VALUE, value) : (i64)value;
-    if (is_whole || what != NO_STRING) put_arg(k->column, what);
+    if (is_whole || what != NO_STRING) take_value(k->column, what);
     return is_whole || what != NO_STRING;
 }
 
@@ -489,7 +415,7 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
     u32 length = (u32)(end - p);
     struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
     if (known && known->length == length && known->state == s->state && same_bytes(known->bytes, p, length)) {
-        if (known->text != NO_STRING) put_arg(known->column, known->text);
+        if (known->text != NO_STRING) take_value(known->column, known->text);
         return;
     }
     if (!read_annotation(p, end, s, &a)) { counts.bad_args++; return; }
@@ -510,6 +436,7 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
     u32 type = 0, has_flow = 0, has_args = 0, bad_args = counts.bad_args;
     i32 cat = NO_STRING, name = NO_STRING;
     u64 track = s->default_track, flow = 0;
+    const u8 *flow_end = 0;
     EACH_FIELD_OF_MANY(p, end, w) {
         if (w.number == 4) {
             if (w.bytes) { has_args = 1; take_annotation(w.bytes, w.bytes + w.value, s); }
@@ -526,16 +453,21 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
         } else if (w.number == 36 || w.number == 47 || w.number == 42 || w.number == 48) {
             has_flow = !w.bytes;
             flow = w.value;
+            if (flow_end || (*p & 7) != 1) now.is_known = 0;
+            flow_end = next_w;
         }
     }
     if (UNLIKELY(p < end)) { counts.malformed++; type = 0; }
+    now.is_known &= counts.bad_args == bad_args;
     if (!type || type == ENDS) {
+        now.is_known &= type && !has_args && !flow_end;
         if (has_args) forget_args();
         counts.bad_args = bad_args;
-        if (type) note_end(track_number(track), ts);
+        if (type) note_end(now.track = track_number(track), ts);
         return;
     }
     i32 number = track_number(track);
+    if (flow_end) note_number(flow_end - 8, flow_end, FIXED, has_arg(correlation_column) ? OF_NOTHING : OF_FLOW);
     if (has_flow && !has_arg(correlation_column)) add_arg(correlation_column, (i64)(flow & INT64_MAX));
     if (type == BEGINS) note_begin(number, ts);
     add_row(phases[type], cat, name, number, 0, ts, NONE_NS);
@@ -636,9 +568,11 @@ static void take_extra(const u8 *p, const u8 *end, const struct sequence *s) {
         if (w.number == 2) text = w;
     }
     const struct key *k = name.value && text.bytes ? find_key(name.bytes, (u32)name.value) : 0;
+    if (!k && text.bytes) note_number(text.bytes, text.bytes + text.value, ANYTHING, OF_NOTHING);
     if (!k) return;
-    if (k->kind == ARG_INT && text.value && short_digits(text.bytes, &value) == text.bytes + text.value) {
-        put_arg(k->column, (i64)value);
+    if (k->kind == ARG_INT && digits_alone(text.bytes, (u32)text.value, &value)) {
+        note_number(text.bytes, text.bytes + text.value, DIGITS, (u32)k->column);
+        take_value(k->column, (i64)value);
         return;
     }
     struct annotation a = {.kind = STRING, .text = NO_STRING, .bytes = text.bytes, .length = (u32)text.value};
@@ -652,8 +586,14 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
     u32 bad_args = counts.bad_args;
     EACH_FIELD_OF_MANY(p, end, w) {
         switch (w.number) {
-        case 1: event = w.value; break;
-        case 2: duration = w.value; break;
+        case 1:
+            event = w.value;
+            note_number(p + 1, next_w, SEVENS, OF_EVENT);
+            break;
+        case 2:
+            duration = w.value;
+            note_number(p + 1, next_w, SEVENS, OF_DURATION);
+            break;
         case 6: if (w.bytes) take_extra(w.bytes, w.bytes + w.value, s); break;
         case 11: device = w.value; break;
         case 13: queue = interned_text(s, GPU_STAGE, w.value); break;
@@ -671,10 +611,12 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
         else counts.bad_time++;
         return;
     }
+    now.is_known &= counts.bad_args == bad_args;
     i64 stream = last_number(queue);
     if (stream >= 0 && !has_arg(stream_column)) add_arg(stream_column, stream);
     if (!has_arg(device_column)) add_arg(device_column, (i64)(i32)device);
     if (event && !(event >> 63) && !has_arg(correlation_column)) add_arg(correlation_column, (i64)event);
+    else now.is_known = 0;
     if (name == NO_STRING) name = kernel == NO_STRING ? stage : kernel;
     i64 tid = stream >= 0 || queue == NO_STRING ? stream : STRING_ID_BASE + queue;
     add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
@@ -682,6 +624,7 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
 
 static void take_defaults(const u8 *p, const u8 *end, struct sequence *s) {
     struct wire w, inner;
+    forget_repeats();
     EACH_FIELD(p, end, w) {
         if (w.number == 58) s->default_clock = (u32)w.value;
         if (w.number != 11 || !w.bytes) continue;
@@ -701,12 +644,84 @@ static struct wire latest[CLOCKS + 1];
 INLINE u64 latest_value(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].value : 0; }
 INLINE const u8 *latest_bytes(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].bytes : 0; }
 
+/* Fields of packets that are kept: none changes what others mean, an empty list of names included. */
+enum { REPEATING = 1 << UNUSED | 1 << TIME | 1 << TIME_CLOCK | 1 << SEQUENCE_ID | 1 << SEQUENCE_FLAGS | 1 << EVENT | 1 << INTERNED };
+
+/* Keep the packet that was just read. */
+NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, u32 clock) {
+    struct constant constants[MAX_COLUMNS];
+    u64 read[MAX_COLUMNS / 64 + 1] = {0};
+    u32 row = rows - 1, count = 0, is_end = now.track >= 0;
+    if (end - p > MAX_REPEATED || exhausted) return;
+    for (u32 i = 0; i < now.num_numbers; i++) {
+        u32 of = now.numbers[i].column;
+        u32 column = of == OF_FLOW || of == OF_EVENT ? (u32)correlation_column : of;
+        read[column / 64] |= (u64)1 << column % 64;
+    }
+    for (u32 column = 0; !is_end && column < num_columns; column++) {
+        u32 n = arg_counts[column], at = column * STRIDE + n - 1;
+        if (!n || arg_rows[at] != row || read[column / 64] >> column % 64 & 1) continue;
+        if (arg_values[at] != (i32)arg_values[at]) return;
+        constants[count++] = (struct constant){(i32)column, (i32)arg_values[at]};
+    }
+    struct repeat about = {.sequence = (u32)(s - sequences), .clock = clock, .pid = now.track, .name = NO_STRING,
+                           .length = (u16)(end - p), .num_constants = (u8)count};
+    if (!is_end) {
+        about.ph = col_ph[row];
+        about.cat = col_cat[row];
+        about.name = col_name[row];
+        about.pid = col_pid[row];
+        about.tid = col_tid[row];
+    }
+    about.what = (u32)about.name * 31 + (u32)about.pid * 4 + about.ph;
+    learn_packet(p, &about, constants);
+}
+
+/* Take a packet of which all but the numbers was read before; returns 0 if it is none. */
+INLINE int take_repeated(const u8 *p, u32 length) {
+    const struct repeat *r = repeated(p, length);
+    if (UNLIKELY(!r)) return 0;
+    u64 values[MAX_NUMBERS];
+    const struct number_at *n = r->numbers;
+    for (u32 i = 0; i < r->num_numbers; i++, n++) {
+        const u8 *from = p + n->at;
+        if (LIKELY(n->spelling == SEVENS)) varint(from, &values[i]);
+        else if (n->spelling == FIXED) values[i] = load64(from);
+        else if (n->spelling == DIGITS && !digits_alone(from, n->length, &values[i])) return 0;
+    }
+    i64 ts = NONE_NS, dur = NONE_NS;
+    n = r->numbers;
+    for (u32 i = 0; i < r->num_numbers; i++, n++) {
+        u64 value = values[i];
+        if (n->column < MAX_COLUMNS) add_arg(n->column, (i64)value);
+        else if (n->column == OF_TIME) ts = time_of(sequences + r->sequence, r->clock, value);
+        else if (n->column == OF_DURATION) dur = (i64)value;
+        else if (n->column == OF_FLOW || (n->column == OF_EVENT && value))
+            add_arg(correlation_column, (i64)(value & INT64_MAX));
+    }
+    const struct constant *c = repeated_constants(r);
+    for (u32 i = r->num_constants; i--; c++) add_arg(c->column, c->value);
+    if (r->ph == 'B') note_begin((i32)r->pid, ts);
+    if (r->ph) add_row(r->ph, r->cat, r->name, r->pid, r->tid, ts, dur);
+    else note_end((i32)r->pid, ts);
+    return 1;
+}
+
 /* Read one packet. Returns 0 where its bytes are none; nothing of it is stored then. */
 NOINLINE int take_packet(const u8 *p, const u8 *end) {
     struct wire w;
     u32 seen = 0;
+    const u8 *const from = p, *const packet_end = end;
+    now.from = p;
+    now.num_numbers = 0;
+    now.is_known = 1;
+    now.track = -1;
     EACH_FIELD_OF_MANY(p, end, w) {
         u32 field = w.number < sizeof packet_fields ? packet_fields[w.number] : UNUSED;
+        if (field == TIME) {
+            now.is_known &= *p == 0x40 && !(seen >> TIME & 1);
+            note_number(p + 1, next_w, SEVENS, OF_TIME);
+        }
         latest[field].value = w.value; /* one by one: what is stored in parts is slow to load as a whole */
         latest[field].bytes = w.bytes;
         latest[field].number = w.number;
@@ -715,6 +730,7 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     if (UNLIKELY(p < end)) return 0;
     struct sequence *s = sequence_of(latest_value(seen, SEQUENCE_ID) & 0xffffffff);
     if (UNLIKELY((latest_value(seen, SEQUENCE_FLAGS) & 1) || latest_value(seen, CLEARED))) {
+        forget_repeats();
         s->state = ++num_states;
         s->default_clock = 0;
         s->default_track = 0;
@@ -739,8 +755,11 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     if (kind == 60) take_track(p, end);
     else if (kind == 50 || kind == 133) add_mark(&marks, 0, 0, COMPRESSED);
     else if (!has_time) counts.bad_time++;
-    else if (kind == 11) take_track_event(p, end, s, ts);
-    else take_gpu_event(p, end, s, ts);
+    else {
+        if (kind == EVENT_FIELD) take_track_event(p, end, s, ts);
+        else take_gpu_event(p, end, s, ts);
+        if (now.is_known && !(seen & ~REPEATING) && !latest_value(seen, INTERNED)) keep_packet(from, packet_end, s, (u32)latest_value(seen, TIME_CLOCK));
+    }
     return 1;
 }
 
@@ -749,7 +768,7 @@ static i32 column_of(const char *name, u32 length) { return find_key((const u8 *
 static int allocate_packets(void) {
     sequences = allocate(MAX_SEQUENCES * sizeof *sequences);
     lately = allocate(LATELY * sizeof *lately);
-    if (!sequences || !grow_meanings() || !lately) return 0;
+    if (!sequences || !grow_meanings() || !lately || !allocate_repeats()) return 0;
     track_number(0); /* is 0, which is none */
     if (!tracks.of) return 0;
     label_column = column_of("labels          ", 6);
@@ -799,7 +818,10 @@ static enum status read_packets(const u8 **at, int *lost) {
             counts.malformed += (u32)cut; /* not the end of the file, then */
             cut = 0;
         }
-        if (LIKELY(is_one && take_packet(body, body + length))) { p = body + length; continue; }
+        if (LIKELY(is_one && (take_repeated(body, (u32)length) || take_packet(body, body + length)))) {
+            p = body + length;
+            continue;
+        }
         note_bad(p);
         counts.malformed += !cut;
         *lost = !is_one || (body + length < block_end && body[length] != 0x0a);
