@@ -674,6 +674,7 @@ NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, 
         about.tid = col_tid[row];
     }
     about.what = (u32)about.name * 31 + (u32)about.pid * 4 + about.ph;
+    for (u32 i = 0; i < count; i++) about.what = about.what * 0x9e3779b1u + (u32)constants[i].value;
     learn_packet(p, &about, constants);
 }
 

@@ -17,7 +17,7 @@ enum {
     REPEAT_SLOTS = 1 << 12,
     MAX_TRIED = 16,
     EVENT_FIELD = 11, GPU_FIELD = 53, /* of a packet */
-    LATEST_BITS = 16, /* of the history: each is in it until so many bits were shifted out */
+    LATEST_BITS = 11, /* of the history: each is in it until so many bits were shifted out */
 };
 enum { OF_TIME = MAX_COLUMNS, OF_DURATION, OF_FLOW, OF_EVENT, OF_NOTHING }; /* columns of what is no argument */
 enum spelling { SEVENS, FIXED, DIGITS, ANYTHING };
