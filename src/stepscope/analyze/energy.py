@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.records import Row
 from stepscope.run.side_files import StepLog, Telemetry
-from stepscope.stats.robust import FAR_LONGER, median, slow_start
+from stepscope.stats.robust import FAR_LONGER, median, one_hiccup, slow_start
 from stepscope.units import NS_PER_S, ms, rank_ranges
 
 if TYPE_CHECKING:
@@ -246,10 +246,18 @@ def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], traced: T
     if profile is None:
         found["notes"].append(NO_TRACE if traced is None else "the split over the step needs device work in the trace")
         return found
+    steps_ns = log.dur_ns[_measured_steps(curve, log)]
+    if profile[0][_COMPUTE, -1] * profile[1] > FAR_LONGER * steps_ns.mean():
+        return {**found, "j_per_step": None, "num_steps": None, "reason": _RAN_AHEAD}
     found["parts"], unresolved = _split(curve, log, *profile, j_per_step=found["j_per_step"])
     if unresolved:
         found["notes"].append(unresolved)
     return found
+
+
+_RAN_AHEAD = (
+    "the host ran ahead of the device in all measured steps, so its steps are not the device's: log more of them"
+)
 
 
 def _totals(curve: _Curve | None, log: StepLog | None) -> dict[str, Any]:
@@ -268,7 +276,8 @@ def _totals(curve: _Curve | None, log: StepLog | None) -> dict[str, Any]:
 def _measured_steps(curve: _Curve, log: StepLog) -> npt.NDArray[np.intp]:
     inside = (log.start_ns >= curve.time_ns[0]) & (log.end_ns <= curve.time_ns[-1]) & (log.end_ns > log.start_ns)
     steps = np.flatnonzero(log.unprofiled & inside)
-    return steps[slow_start(log.dur_ns[steps]) :] if len(steps) else steps
+    steps = steps[slow_start(log.dur_ns[steps]) :] if len(steps) else steps
+    return steps[~one_hiccup(log.dur_ns[steps])]
 
 
 # When does a device do what in a step? By the trace, as a share of each part up to each phase of the step.

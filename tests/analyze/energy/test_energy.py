@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analyze.energy.planted import EPOCH_NS, TOKENS, WATTS, Plant, planted_run
+from tests.analyze.energy.planted import EPOCH_NS, TOKENS, WATTS, Plant, planted_run, write_steps
 
 from stepscope.analyze.energy import energy_of_spans
 from stepscope.cli.main import main
@@ -91,6 +91,14 @@ def test_a_device_without_a_counter_has_null_and_the_reason(tmp_path: Path) -> N
     assert found["total_j"] is found["j_per_step"] is found["j_per_token"] is None
     assert found["parts"] == [] and found["devices"] == []
     assert found["reason"] == "rank 0-1: nvmlDeviceGetTotalEnergyConsumption: not supported by this device"
+
+
+def test_a_host_that_ran_ahead_of_its_device_has_no_joules_per_step(tmp_path: Path) -> None:
+    planted_run(tmp_path / "run", Plant())
+    for rank in range(2):
+        write_steps(tmp_path / "run", Plant(scale=0.3), rank)
+    found = energy_of_report(tmp_path)
+    assert found["j_per_step"] is None and "the host ran ahead of the device" in found["reason"]
 
 
 def test_light_mode_has_joules_per_step_and_token_but_no_split(tmp_path: Path) -> None:
