@@ -256,7 +256,7 @@ def _device(members: Sequence[Telemetry], logs: Mapping[int, StepLog], traced: T
 
 
 _RAN_AHEAD = (
-    "the host ran ahead of the device in all measured steps, so its steps are not the device's: log more of them"
+    "the host ran ahead of the device in the measured steps, whose times are not the device's: measure more steps"
 )
 
 

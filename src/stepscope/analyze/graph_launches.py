@@ -70,7 +70,7 @@ def with_captures(owned: Ownership, captures: Iterable[Ownership]) -> Ownership:
     left = [ops for ops in launches if done.isdisjoint(ops.rows.tolist())]
     if not left:
         return owned
-    why = "no capture has the same operations, or several have" if captured else "no capture was recorded"
+    why = "no capture has the same operations, or several have" if captured else "no capture was recorded (--graphs)"
     note = (
         f"rank {owned.rank.rank}: {len(left)} of {len(launches)} launches of CUDA graphs are counted for the line that "
         f"launches them: {why}"

@@ -47,7 +47,7 @@ from stepscope.run.formats import NCCL_LOG, beside, others_in
 from stepscope.side_file import MAX_BYTES, is_number, parsed_json, read_side_file, side_file_lines
 from stepscope.stats.robust import median, one_hiccup, recurring_long, slow_start
 from stepscope.trace.table import Int64s
-from stepscope.units import ms, ns_of_ms, readable_bytes
+from stepscope.units import NS_PER_S, ms, ns_of_ms, readable_bytes
 
 # Reading is bounded: all files together up to 128 MiB, each up to its even share. What is not read is reported.
 
@@ -620,10 +620,11 @@ class UnprofiledStep:
         """Return what to know where long steps recur, so that the mean is the step and not the median; else None."""
         if not self.long_share:
             return None
-        left_out = f"; one of {ms(self.hiccup_ns):.2f} ms is left out" if self.hiccup_ns else ""
+        longest = f"; one of {self.hiccup_ns / NS_PER_S:.3g} s, more than all others together, is left out"
         return (
             f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
-            f"{ms(self.median_ns):.2f} ms: the step is their mean, {ms(self.mean_ns):.2f} ms{left_out}"
+            f"{ms(self.median_ns):.2f} ms: the step is the mean of all, {ms(self.mean_ns):.2f} ms"
+            f"{longest if self.hiccup_ns else ''}"
         )
 
 
