@@ -234,9 +234,13 @@ def test_packets_that_repeat_mean_what_was_said_last(tmp_path: Path) -> None:
     wide = packet(number(8, 1300), number(10, 1), message(11, number(9, 3), number(10, 5), number(11, 2)))
     parts = [event(1000, 1), names("a"), event(1001, 2), event(1002, 3), names("b"), event(1003, 4), event(1004, 300)]
     parts += [event(1005, 5, twice), event(1006, 6, twice), wide, wide]
+    parts += [
+        packet(number(8, 9), message(53, number(1, 5), number(2, 7), *bad)) for bad in ((), (b"\x0f",), (b"\x0f",))
+    ]
     (path := tmp_path / "rank0.pftrace").write_bytes(packet(message(60, number(1, 2), text(2, "t"))) + b"".join(parts))
     trace = read(path)
     events = np.flatnonzero(trace["ph"] == ord("i"))
+    assert np.count_nonzero(trace["ph"] == ord("X")) == 1 and trace.quality.malformed == 2
     found = zip(trace["name"][events].tolist(), trace.arg("correlation").at(events, missing=0).tolist(), strict=True)
     assert [(trace.text(name) if name >= 0 else None, value) for name, value in found] == [
         (None, 1), ("a", 2), ("a", 3), ("b", 4), ("b", 300), ("b", 77), ("b", 77), ("b", 0), ("b", 0),

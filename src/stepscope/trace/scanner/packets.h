@@ -588,10 +588,12 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
         switch (w.number) {
         case 1:
             event = w.value;
+            now.is_known &= *p == 0x08;
             note_number(p + 1, next_w, SEVENS, OF_EVENT);
             break;
         case 2:
             duration = w.value;
+            now.is_known &= *p == 0x10;
             note_number(p + 1, next_w, SEVENS, OF_DURATION);
             break;
         case 6: if (w.bytes) take_extra(w.bytes, w.bytes + w.value, s); break;
@@ -609,6 +611,7 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
         counts.bad_args = bad_args;
         if (p < end) counts.malformed++;
         else counts.bad_time++;
+        now.is_known = 0;
         return;
     }
     now.is_known &= counts.bad_args == bad_args;
