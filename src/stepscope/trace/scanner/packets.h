@@ -37,7 +37,7 @@ static struct meaning {
     u32 owner; /* state of the sequence << 4 | kind */
     i32 what;
 } *meanings;
-static u32 meaning_slots, num_meanings, num_states;
+static u32 meaning_slots, num_meanings, num_states, num_changed;
 
 static struct sequence {
     u32 state, default_clock;
@@ -84,7 +84,10 @@ static void set_meaning(u64 number, u32 owner, i32 what) {
     recent_meaning(number, owner)->owner = 0;
     if (2 * num_meanings >= meaning_slots && !grow_meanings()) return;
     u32 at = meaning_at(number, owner);
-    if (meanings[at].owner && meanings[at].what != what) forget_repeats();
+    if (meanings[at].owner && meanings[at].what != what) {
+        forget_repeats();
+        num_changed++;
+    }
     num_meanings += !meanings[at].owner;
     meanings[at] = (struct meaning){number, owner, what};
 }
@@ -371,7 +374,7 @@ static i32 put_value(const struct key *k, const u8 *p, const u8 *end, const stru
 /* Annotations that came lately, by their bytes: shapes, types and names repeat. */
 enum { LATELY = 1 << 11, MIN_LATELY = 8, MAX_LATELY = 480 };
 static struct lately {
-    u32 length, state;
+    u32 length, state, num_changed;
     i32 column, text; /* NO_STRING: no argument of ours */
     u8 bytes[MAX_LATELY + 16];
 } *lately;
@@ -414,7 +417,8 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
     struct annotation a;
     u32 length = (u32)(end - p);
     struct lately *known = length >= MIN_LATELY && length <= MAX_LATELY ? lately_at(p, length) : 0;
-    if (known && known->length == length && known->state == s->state && same_bytes(known->bytes, p, length)) {
+    int is_current = known && known->state == s->state && known->num_changed == num_changed;
+    if (is_current && known->length == length && same_bytes(known->bytes, p, length)) {
         if (known->text != NO_STRING) take_value(known->column, known->text);
         return;
     }
@@ -425,6 +429,7 @@ static void take_annotation(const u8 *p, const u8 *end, const struct sequence *s
     if (!known || (k && text == NO_STRING)) return;
     known->length = length;
     known->state = s->state;
+    known->num_changed = num_changed;
     known->column = k ? k->column : 0;
     known->text = text;
     for (u32 i = 0; i < length; i += 16) wasm_v128_store(known->bytes + i, wasm_v128_load(p + i));
@@ -648,7 +653,10 @@ INLINE u64 latest_value(u32 seen, enum packet_field field) { return seen >> fiel
 INLINE const u8 *latest_bytes(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].bytes : 0; }
 
 /* Fields of packets that are kept: none changes what others mean, an empty list of names included. */
-enum { REPEATING = 1 << UNUSED | 1 << TIME | 1 << TIME_CLOCK | 1 << SEQUENCE_ID | 1 << SEQUENCE_FLAGS | 1 << EVENT | 1 << INTERNED };
+enum {
+    REPEATING = 1 << UNUSED | 1 << TIME | 1 << TIME_CLOCK | 1 << SEQUENCE_ID | 1 << SEQUENCE_FLAGS | 1 << EVENT |
+                1 << INTERNED
+};
 
 /* Keep the packet that was just read. */
 NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, u32 clock) {
@@ -762,7 +770,8 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     else {
         if (kind == EVENT_FIELD) take_track_event(p, end, s, ts);
         else take_gpu_event(p, end, s, ts);
-        if (now.is_known && !(seen & ~REPEATING) && !latest_value(seen, INTERNED)) keep_packet(from, packet_end, s, (u32)latest_value(seen, TIME_CLOCK));
+        if (now.is_known && !(seen & ~REPEATING) && !latest_value(seen, INTERNED))
+            keep_packet(from, packet_end, s, (u32)latest_value(seen, TIME_CLOCK));
     }
     return 1;
 }

@@ -10,7 +10,7 @@
 #include "wire.h"
 
 enum {
-    MAX_NUMBERS = 16,     /* of a packet */
+    MAX_NUMBERS = 16,       /* of a packet */
     MAX_REPEATED = 1 << 11, /* bytes of one */
     MAX_REPEATS = 1 << 13,
     REPEAT_BYTES = 1 << 22,
@@ -75,7 +75,10 @@ static int allocate_repeats(void) {
 /* Note a number of the packet that may differ the next time. */
 INLINE void note_number(const u8 *p, const u8 *end, enum spelling spelling, u32 column) {
     u32 length = (u32)(end - p), most = spelling == SEVENS ? 9 : spelling == DIGITS ? 16 : 32;
-    if (UNLIKELY(now.num_numbers == MAX_NUMBERS || length > most || p - now.from >= MAX_REPEATED)) { now.is_known = 0; return; }
+    if (UNLIKELY(now.num_numbers == MAX_NUMBERS || length > most || p - now.from >= MAX_REPEATED)) {
+        now.is_known = 0;
+        return;
+    }
     now.numbers[now.num_numbers++] = (struct number_at){(u16)(p - now.from), (u8)length, (u8)spelling, (u8)column};
 }
 
