@@ -108,7 +108,7 @@ def main(out: str) -> None:
     rank = dist.get_rank()
     loader = torch.utils.data.DataLoader(SlowData(), batch_size=8)
     model = DistributedDataParallel(net())
-    health = stepscope.quick_health_check(model, loader, 3)
+    health = stepscope.quick_health_check(model, loader, 7)
     late = stepscope.detect_stragglers(5, work=lambda: time.sleep(SLEEP_S * rank + 0.01))
     matmuls = stepscope.detect_stragglers(3)
     folder = stepscope.profile_distributed_training(
