@@ -91,7 +91,7 @@ def location_of(*sides: Sequence[npt.ArrayLike]) -> Location:
     >>> location_of([[4.0, 4, 60, 4, 4, 4, 60, 4]]) is mean, location_of([[4.0, 4, 60, 4, 4, 4, 5, 4]]) is mean
     (True, False)
     """
-    return mean if any(recurring_long(_steps(run)).any() for side in sides for run in side) else typical
+    return mean if any(recurring_long(run).any() for side in sides for run in _steps(side)) else typical
 
 
 def paired(
@@ -111,7 +111,7 @@ def paired(
     >>> round(found.ratio, 2), found.faster
     (0.5, True)
     """
-    rounds = [(_steps(x), _steps(y)) for x, y in zip(a, b, strict=False)]
+    rounds = list(zip(_steps(a), _steps(b), strict=False))
     known = [k for k, (x, y) in enumerate(rounds) if len(x) and len(y)]
     if not known:
         return None
@@ -136,7 +136,7 @@ def unpaired(
     false_alarms: float = FALSE_ALARMS,
 ) -> Change | None:
     """Return the change between runs that were not made in turn; None where a side has no step."""
-    sides = [[run for run in map(_steps, side) if len(run)] for side in (a, b)]
+    sides = [[run for run in _steps(side) if len(run)] for side in (a, b)]
     if not all(sides):
         return None
     logs = [np.array([_log(run, location) for run in side]) for side in sides]
@@ -149,9 +149,12 @@ def unpaired(
     return _change(middle, errors, (sides[0], sides[1]), tests, false_alarms, rounds=0)
 
 
-def _steps(run: npt.ArrayLike) -> Floats:
-    found = np.atleast_1d(np.asarray(run, float))
-    return found[~one_hiccup(found)]
+def _steps(side: Sequence[npt.ArrayLike]) -> list[Floats]:
+    """Return the steps of each run or round of a side, without one that takes more than all of the side's others."""
+    runs = [np.atleast_1d(np.asarray(run, float)) for run in side]
+    hiccup = one_hiccup(np.concatenate([np.empty(0), *runs]))
+    ends = np.cumsum([len(run) for run in runs])[:-1]
+    return [run[~found] for run, found in zip(runs, np.split(hiccup, ends), strict=True)] if runs else []
 
 
 def _log(run: Floats, location: Location) -> float:
