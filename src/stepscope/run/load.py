@@ -729,7 +729,9 @@ def read_captures(paths: Iterable[Path]) -> tuple[Capture, ...]:
 
 
 def _captures_in(folder: Path) -> tuple[tuple[Capture, ...], list[str]]:
-    paths = sorted(folder.glob(f"rank*.{CAPTURE}*pt.trace.json*"))
+    paths = sorted(
+        folder.glob(f"rank*.{CAPTURE}*pt.trace.json*"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]
+    )
     try:
         return read_captures(paths), []
     except InputError as error:

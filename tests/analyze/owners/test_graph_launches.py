@@ -217,6 +217,19 @@ def test_compiled_kernels_have_the_lines_that_they_were_made_of(tmp_path: Path) 
     assert stepscope.load(tmp_path, cache=False).document["code"] == []
 
 
+def test_captures_count_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    replay = replayed(per_layer=True, layers=12)
+    for event in replay["traceEvents"]:
+        if event.get("cat") == "kernel":
+            event["dur"] *= 1 - (event["args"]["graph id"] - 3) / 20
+    for layer in range(12):
+        text = json.dumps(captured(layers=[layer], per_layer=True))
+        (tmp_path / f"rank00000.capture.{layer}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode()))
+    each = sum(count * took for _, _, count, took in OPS) / 1000
+    found = device_ms(run_of(tmp_path, replay), "modules", "module")
+    assert found == {f"Layer_{layer}": pytest.approx(each * (1 - layer / 20)) for layer in range(12)}
+
+
 def test_captures_of_compiled_graphs_have_the_lines_that_their_kernels_were_made_of(tmp_path: Path) -> None:
     table = {"triton_poi_fused_0:1": [[["/home/u/model.py", "4", "f"]]]}
     (tmp_path / "rank00000.inductor.json").write_text(json.dumps([table]))
