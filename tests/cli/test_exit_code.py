@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.limits import HANG_S
 
@@ -63,6 +64,16 @@ def test_traceback_is_shown_where_it_is_asked_for(error, monkeypatch, capsys):
     assert main(["doctor"]) == 2
     said = capsys.readouterr().err
     assert "Traceback" in said and "here" in said.splitlines()[-1]
+
+
+def test_warnings_of_libraries_stay_off_the_terminal(monkeypatch, capsys):
+    def run(_: object) -> int:
+        np.float64(1) / np.float64(0)
+        raise InputError("expected a, found b")
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", run)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "stepscope doctor: expected a, found b\n"
 
 
 def shell(words: str, **environ: str) -> tuple[int, str]:

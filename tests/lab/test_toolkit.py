@@ -204,6 +204,7 @@ def test_late_rank_is_named_by_its_own_time(job: dict[str, Any]) -> None:
         assert (1 in stragglers) == (own[1] >= 1.1 * own[0])  # a busy machine may slow rank 0 as much
     assert all(rank["step_ms"] >= SLEEP_MS for rank in health["ranks"])  # the other rank waits for its gradients
     assert health["reason"] is None and [len(rank["times_ms"]) for rank in health["ranks"]] == [7, 7]
+    assert job["statistics"]["loss"] == {"mean": 2.0, "min": 1.0, "max": 3.0, "std": 1.0}
     assert not any(job["gradients_left"]) and set(job["matmuls"]) == {"0", "1"}
 
 

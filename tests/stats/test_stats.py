@@ -12,7 +12,6 @@ from stepscope.stats import robust as under_test
 from stepscope.stats.robust import difference, trend
 
 DEGREES = (1.0, 1.5, 2.0, 3.7, 9.0, 48.2, 999.0, 5e4, 3e5)
-SEEDS = range(5)
 
 
 @pytest.fixture(scope="module")
