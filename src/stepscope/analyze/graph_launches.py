@@ -114,7 +114,7 @@ def _moments(rank: Rank, mark: str) -> Int64s:
 
 
 def _kind_of_driver_kernel(name: str) -> int:
-    """Return what a kernel of the driver does, 0 for others: sets and copies of a graph may run as `memset32`."""
+    """Return the operation of a driver kernel, 0 for other kernels: graphs run some sets and copies as `memset32`."""
     found = _DRIVER_KERNEL.match(name)
     return 0 if found is None else _COPY if found[1] == "cpy" else _SET
 
@@ -185,11 +185,11 @@ def _owners(owned: Ownership, rows: Int64s) -> OwnedWork:
     return by_operator.where(by_operator.stack >= 0, owned.of_rows(rows))
 
 
-def _around(owned: Ownership, call: int) -> list[Frame] | None:
-    """Return the user's frames around the capture that has this call: none on a thread of autograd, None if unknown.
+def _capture_frames(owned: Ownership, call: int) -> list[Frame] | None:
+    """Return the user's frames outside the capture of this call: empty on autograd threads, None if unknown.
 
-    Where it is begun by a line of the user's own, as in `with torch.cuda.graph(g):`, its function is inside: the lines
-    that follow are what is captured.
+    If the user's code begins the capture, as in `with torch.cuda.graph(g):`, its function belongs to the inside: its
+    next lines are captured.
     """
     trace = owned.rank.trace
     begins = owned.rank.rows_named(lambda name: _BEGIN in name, EventKind.RUNTIME)
@@ -203,17 +203,17 @@ def _around(owned: Ownership, call: int) -> list[Frame] | None:
     return users[:-1] if is_users else users
 
 
-def _num_shared(frames: Sequence[Frame], around: Sequence[Frame]) -> int:
-    """Return how many of the frames are those around: of the same functions, at any line of them."""
-    pairs = zip(frames, around, strict=False)
+def _num_shared(frames: Sequence[Frame], outside: Sequence[Frame]) -> int:
+    """Return the number of leading frames in the same functions as those outside, at any line."""
+    pairs = zip(frames, outside, strict=False)
     differs = (n for n, (a, b) in enumerate(pairs) if (a.file, a.function) != (b.file, b.function))
-    return next(differs, min(len(frames), len(around)))
+    return next(differs, min(len(frames), len(outside)))
 
 
 def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]], mapped: Sequence[_Pair]) -> Ownership:
     """Return the ownership with the frames, stacks and modules of the captures, and their owners.
 
-    A kernel of a graph has the stack of its launch, and below it what the capture has below the line that began it.
+    The stack of a kernel is that of the graph's launch, followed by the frames inside the capture.
     """
     frames = {frame: None for one in (owned, *(one for one, _ in captured)) for frame in one.frames}
     number = {frame: n for n, frame in enumerate(frames)}
@@ -225,18 +225,18 @@ def _merged(owned: Ownership, captured: Sequence[tuple[Ownership, _Operations]],
     work = OwnedWork(was.stack.copy(), was.caller.copy(), was.module.copy(), was.backward.copy())
     for at, rows, calls in mapped:
         one = captured[at][0]
-        own, around = _owners(one, calls), _around(one, int(calls[0]))
+        own, outside = _owners(one, calls), _capture_frames(one, int(calls[0]))
         known = own.stack >= 0
 
         def composed(
-            launched: Ids, held: Ids, one: Ownership = one, around: Sequence[Frame] | None = around
+            launched: Ids, held: Ids, one: Ownership = one, outside: Sequence[Frame] | None = outside
         ) -> list[int]:
             pairs = list(zip(launched.tolist(), held.tolist(), strict=True))
             found = {}
             for launch, stack in dict.fromkeys(pairs):
                 held_frames = [one.frames[f] for f in one.stacks[stack]]
-                above = stacks.users(launch) if around is not None else NOBODY
-                shared = around or [stacks.frames[f] for f in stacks[above]]
+                above = stacks.users(launch) if outside is not None else NOBODY
+                shared = outside or [stacks.frames[f] for f in stacks[above]]
                 below = held_frames if above == NOBODY else held_frames[_num_shared(held_frames, shared) :]
                 found[launch, stack] = stacks.called(above, *(number[frame] for frame in below))
             return [found[pair] for pair in pairs]
@@ -282,7 +282,7 @@ _TRITON = "triton_"
 def with_kernel_lines(owned: Ownership, tables: Sequence[KernelLines], *, is_capture: bool = False) -> Ownership:
     """Return the ownership with the operators of compiled graphs given to the lines that their kernels were made of.
 
-    A capture begins inside of the compiled graph, so its trace does not mark that.
+    A capture starts inside the compiled graph, so its trace lacks the `Call CompiledFxGraph` range.
     """
     calls, strings = owned.calls, owned.rank.trace.strings
     is_graph = by_string(owned.rank.trace, calls.name, lambda name: name.startswith(_COMPILED)).astype(bool)

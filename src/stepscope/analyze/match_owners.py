@@ -442,7 +442,7 @@ class Modules:
 def ownership_by_frames(rank: Rank, owners: RankOwners, forward: Forward | None = None) -> Ownership:
     """Return who owns what a rank did, by the steps it recorded with Python frames.
 
-    `forward` has the forward operators of earlier files, and gets those of this one.
+    `forward` holds the forward operators of earlier files and is updated with those of this one.
     """
     marks = marks_of(rank)
     stacks, modules = Stacks(owners.frames, owners.stacks), Modules(list(owners.modules))
@@ -665,7 +665,7 @@ def _with_graphs(run: Run, rank: Rank, owned: Ownership | None) -> Ownership | N
 
 
 def _owners_of_captures(captures: Sequence[Capture], source: SourceText) -> Iterator[Ownership]:
-    """Return the owners of each capture; one of a backward alone has its forward operators in those before it."""
+    """Return the owners of each capture; a separate capture of backward needs the forward operators of earlier ones."""
     tables: RankOwners | None = None
     forward: Forward = {}
     for one in captures:
@@ -673,17 +673,17 @@ def _owners_of_captures(captures: Sequence[Capture], source: SourceText) -> Iter
             yield _ownership_by_own_frames(one.trace)
         else:
             owners = with_operator_lines(one.owners, source)
-            tables = owners if tables is None else _following(tables, owners)
+            tables = owners if tables is None else _appended(tables, owners)
             yield ownership_by_frames(one.trace, tables, forward)
 
 
-def _following(before: RankOwners, owners: RankOwners) -> RankOwners:
-    """Return the owners of a file whose frames, stacks, modules and names begin with those of the file before it."""
+def _appended(before: RankOwners, owners: RankOwners) -> RankOwners:
+    """Return the owners of a file with its tables appended to those of the previous file."""
     frames = tuple(dict.fromkeys(before.frames + owners.frames))
     modules = tuple(dict.fromkeys(before.modules + owners.modules))
     frame, of_frame = {one: n for n, one in enumerate(frames)}, owners.frames
     module = {one: n for n, one in enumerate(modules)}
-    of_module = np.array([*(module[one] for one in owners.modules), NOBODY], np.int32)  # the last for none
+    of_module = np.array([*(module[one] for one in owners.modules), NOBODY], np.int32)  # the last entry: unknown
     num_stacks, num_names = len(before.stacks), len(before.names)
 
     def moved(stack: Ids) -> Ids:

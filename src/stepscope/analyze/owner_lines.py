@@ -727,7 +727,7 @@ def _flows(function: _Function, number: int, trains: set[int]) -> bool | None:
     if not any(_covers(parts, at) for at in trains for _, parts in statements) or not mine:
         return None
     if any(_covers(parts, at) for at in trains for _, parts in _statements(mine[-1])):
-        return True  # training is inside of it, as in `with torch.autocast(...):`
+        return True  # it contains training, as `with torch.autocast(...):` does
     tainted, escapes = _assigned(mine[-1]), isinstance(mine[-1], ast.Return)
     for statement, parts in statements * 2:  # around the loop once more
         if statement is mine[-1] or not any(_uses(part) & tainted for part in parts):

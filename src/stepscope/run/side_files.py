@@ -612,7 +612,7 @@ class UnprofiledStep:
     num_steps: int
     #: left out at the start, on the rank with the most
     warm_up_steps: int
-    #: the longest single step that took more than all others of its rank together, and is left out; else 0
+    #: duration of an excluded step that exceeds the sum of all others of its rank; 0 if there is none
     hiccup_ns: int = 0
 
     @property
@@ -620,7 +620,7 @@ class UnprofiledStep:
         """Return what to know where long steps recur, so that the mean is the step and not the median; else None."""
         if not self.long_share:
             return None
-        longest = f"; one of {self.hiccup_ns / NS_PER_S:.3g} s, more than all others together, is left out"
+        longest = f"; one of {self.hiccup_ns / NS_PER_S:.3g} s, more than all others together, is excluded"
         return (
             f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
             f"{ms(self.median_ns):.2f} ms: the step is the mean of all, {ms(self.mean_ns):.2f} ms"

@@ -150,7 +150,7 @@ def unpaired(
 
 
 def _steps(side: Sequence[npt.ArrayLike]) -> list[Floats]:
-    """Return the steps of each run or round of a side, without one that takes more than all of the side's others."""
+    """Return the steps of each run or round of a side, without a single hiccup of the whole side."""
     runs = [np.atleast_1d(np.asarray(run, float)) for run in side]
     hiccup = one_hiccup(np.concatenate([np.empty(0), *runs]))
     ends = np.cumsum([len(run) for run in runs])[:-1]

@@ -194,7 +194,7 @@ def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def one_hiccup(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Return which value is more than all others together, if any: a mean with it would be of that moment alone.
+    """Return which value exceeds the sum of all others, if any: it would dominate a mean.
 
     >>> [bool(one_hiccup(times).any()) for times in ([10, 10, 90, 10], [10, 10, 30, 10], [10, 90])]
     [True, False, False]

@@ -151,7 +151,7 @@ class GraphCaptures:
 
 
 def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make each recorded replay an operator: torch has none that says which line launches a graph."""
+    """Record each replay as an operator, which identifies the launching line; torch has none for it."""
 
     def replay(graph: Any) -> None:
         is_recorded = torch.autograd._profiler_enabled()

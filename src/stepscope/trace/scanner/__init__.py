@@ -11,7 +11,7 @@
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
     packets.h     Perfetto traces: packets of protobuf, in place of the loop over events
     slices.h      their begins and ends, paired
-    repeats.h     those that repeat, by comparing     wire.h       fields of protobuf
+    repeats.h     cache of repeated packets            wire.h      protobuf fields
 """
 
 import atexit

@@ -111,7 +111,7 @@ INLINE const u8 *short_digits(const u8 *p, u64 *value) {
     return p + 8 + count;
 }
 
-/* Read a text of digits alone, at most 16; returns 0 if it is another. What follows it may be digits too. */
+/* Read a number of at most 16 digits and this length; returns 0 for other text. Digits may follow the text. */
 INLINE int digits_alone(const u8 *p, u32 length, u64 *value) {
     if (!length || length > 16) return 0;
     u64 head = first_bytes(load64(p), length), tail = length > 8 ? first_bytes(load64(p + 8), length - 8) : 0;

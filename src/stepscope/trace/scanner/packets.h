@@ -85,7 +85,7 @@ static void set_meaning(u64 number, u32 owner, i32 what) {
     if (2 * num_meanings >= meaning_slots && !grow_meanings()) return;
     u32 at = meaning_at(number, owner);
     if (meanings[at].owner && meanings[at].what != what) {
-        forget_repeats();
+        clear_repeats();
         num_changed++;
     }
     num_meanings += !meanings[at].owner;
@@ -97,7 +97,7 @@ INLINE i32 meaning_of(u64 number, u32 owner) {
     struct meaning *r = recent_meaning(number, owner);
     if (LIKELY(r->number == number && r->owner == owner)) return r->what;
     const struct meaning *m = meanings + meaning_at(number, owner);
-    if (!m->owner) { now.is_known = 0; return NO_STRING; }
+    if (!m->owner) { draft_packet.cacheable = 0; return NO_STRING; }
     r->number = number;
     r->owner = owner;
     return r->what = m->what;
@@ -341,9 +341,9 @@ static i32 json_text(const u8 *p, const u8 *end, const struct sequence *s, const
     return intern(buffer, (u32)(json - buffer), flags | (json_cut ? TEXT_SHORTENED : 0));
 }
 
-/* Put what a column has of an annotation. */
+/* Store the value of an annotation. */
 INLINE void take_value(i32 column, i64 value) {
-    if (UNLIKELY(has_arg(column))) now.is_known = 0; /* which of them counts is not told by their bytes alone */
+    if (UNLIKELY(has_arg(column))) draft_packet.cacheable = 0; /* duplicate keys: their order determines the value */
     put_arg(column, value);
 }
 
@@ -458,17 +458,17 @@ NOINLINE void take_track_event(const u8 *p, const u8 *end, const struct sequence
         } else if (w.number == 36 || w.number == 47 || w.number == 42 || w.number == 48) {
             has_flow = !w.bytes;
             flow = w.value;
-            if (flow_end || (*p & 7) != 1) now.is_known = 0;
+            if (flow_end || (*p & 7) != 1) draft_packet.cacheable = 0;
             flow_end = next_w;
         }
     }
     if (UNLIKELY(p < end)) { counts.malformed++; type = 0; }
-    now.is_known &= counts.bad_args == bad_args;
+    draft_packet.cacheable &= counts.bad_args == bad_args;
     if (!type || type == ENDS) {
-        now.is_known &= type && !has_args && !flow_end;
+        draft_packet.cacheable &= type && !has_args && !flow_end;
         if (has_args) forget_args();
         counts.bad_args = bad_args;
-        if (type) note_end(now.track = track_number(track), ts);
+        if (type) note_end(draft_packet.track = track_number(track), ts);
         return;
     }
     i32 number = track_number(track);
@@ -593,12 +593,12 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
         switch (w.number) {
         case 1:
             event = w.value;
-            now.is_known &= *p == 0x08;
+            draft_packet.cacheable &= *p == 0x08;
             note_number(p + 1, next_w, SEVENS, OF_EVENT);
             break;
         case 2:
             duration = w.value;
-            now.is_known &= *p == 0x10;
+            draft_packet.cacheable &= *p == 0x10;
             note_number(p + 1, next_w, SEVENS, OF_DURATION);
             break;
         case 6: if (w.bytes) take_extra(w.bytes, w.bytes + w.value, s); break;
@@ -616,15 +616,15 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
         counts.bad_args = bad_args;
         if (p < end) counts.malformed++;
         else counts.bad_time++;
-        now.is_known = 0;
+        draft_packet.cacheable = 0;
         return;
     }
-    now.is_known &= counts.bad_args == bad_args;
+    draft_packet.cacheable &= counts.bad_args == bad_args;
     i64 stream = last_number(queue);
     if (stream >= 0 && !has_arg(stream_column)) add_arg(stream_column, stream);
     if (!has_arg(device_column)) add_arg(device_column, (i64)(i32)device);
     if (event && !(event >> 63) && !has_arg(correlation_column)) add_arg(correlation_column, (i64)event);
-    else now.is_known = 0;
+    else draft_packet.cacheable = 0;
     if (name == NO_STRING) name = kernel == NO_STRING ? stage : kernel;
     i64 tid = stream >= 0 || queue == NO_STRING ? stream : STRING_ID_BASE + queue;
     add_row('X', stage, name, (i64)(i32)device, tid, ts, (i64)duration);
@@ -632,7 +632,7 @@ NOINLINE void take_gpu_event(const u8 *p, const u8 *end, const struct sequence *
 
 static void take_defaults(const u8 *p, const u8 *end, struct sequence *s) {
     struct wire w, inner;
-    forget_repeats();
+    clear_repeats();
     EACH_FIELD(p, end, w) {
         if (w.number == 58) s->default_clock = (u32)w.value;
         if (w.number != 11 || !w.bytes) continue;
@@ -652,20 +652,20 @@ static struct wire latest[CLOCKS + 1];
 INLINE u64 latest_value(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].value : 0; }
 INLINE const u8 *latest_bytes(u32 seen, enum packet_field field) { return seen >> field & 1 ? latest[field].bytes : 0; }
 
-/* Fields of packets that are kept: none changes what others mean, an empty list of names included. */
+/* Fields of cacheable packets: none affects other packets; a list of interned names has to be empty. */
 enum {
     REPEATING = 1 << UNUSED | 1 << TIME | 1 << TIME_CLOCK | 1 << SEQUENCE_ID | 1 << SEQUENCE_FLAGS | 1 << EVENT |
                 1 << INTERNED
 };
 
-/* Keep the packet that was just read. */
-NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, u32 clock) {
+/* Cache the packet that was just parsed. */
+NOINLINE void cache_packet(const u8 *p, const u8 *end, const struct sequence *s, u32 clock) {
     struct constant constants[MAX_COLUMNS];
     u64 read[MAX_COLUMNS / 64 + 1] = {0};
-    u32 row = rows - 1, count = 0, is_end = now.track >= 0;
+    u32 row = rows - 1, count = 0, is_end = draft_packet.track >= 0;
     if (end - p > MAX_REPEATED || exhausted) return;
-    for (u32 i = 0; i < now.num_numbers; i++) {
-        u32 of = now.numbers[i].column;
+    for (u32 i = 0; i < draft_packet.num_numbers; i++) {
+        u32 of = draft_packet.numbers[i].column;
         u32 column = of == OF_FLOW || of == OF_EVENT ? (u32)correlation_column : of;
         read[column / 64] |= (u64)1 << column % 64;
     }
@@ -675,8 +675,8 @@ NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, 
         if (arg_values[at] != (i32)arg_values[at]) return;
         constants[count++] = (struct constant){(i32)column, (i32)arg_values[at]};
     }
-    struct repeat about = {.sequence = (u32)(s - sequences), .clock = clock, .pid = now.track, .name = NO_STRING,
-                           .length = (u16)(end - p), .num_constants = (u8)count};
+    struct repeat about = {.sequence = (u32)(s - sequences), .clock = clock, .pid = draft_packet.track,
+                           .name = NO_STRING, .length = (u16)(end - p), .num_constants = (u8)count};
     if (!is_end) {
         about.ph = col_ph[row];
         about.cat = col_cat[row];
@@ -684,12 +684,12 @@ NOINLINE void keep_packet(const u8 *p, const u8 *end, const struct sequence *s, 
         about.pid = col_pid[row];
         about.tid = col_tid[row];
     }
-    about.what = (u32)about.name * 31 + (u32)about.pid * 4 + about.ph;
-    for (u32 i = 0; i < count; i++) about.what = about.what * 0x9e3779b1u + (u32)constants[i].value;
+    about.content_hash = (u32)about.name * 31 + (u32)about.pid * 4 + about.ph;
+    for (u32 i = 0; i < count; i++) about.content_hash = about.content_hash * 0x9e3779b1u + (u32)constants[i].value;
     learn_packet(p, &about, constants);
 }
 
-/* Take a packet of which all but the numbers was read before; returns 0 if it is none. */
+/* Read a packet through the cache; returns 0 on a miss. */
 INLINE int take_repeated(const u8 *p, u32 length) {
     const struct repeat *r = repeated(p, length);
     if (UNLIKELY(!r)) return 0;
@@ -724,14 +724,14 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     struct wire w;
     u32 seen = 0;
     const u8 *const from = p, *const packet_end = end;
-    now.from = p;
-    now.num_numbers = 0;
-    now.is_known = 1;
-    now.track = -1;
+    draft_packet.from = p;
+    draft_packet.num_numbers = 0;
+    draft_packet.cacheable = 1;
+    draft_packet.track = -1;
     EACH_FIELD_OF_MANY(p, end, w) {
         u32 field = w.number < sizeof packet_fields ? packet_fields[w.number] : UNUSED;
         if (field == TIME) {
-            now.is_known &= *p == 0x40 && !(seen >> TIME & 1);
+            draft_packet.cacheable &= *p == 0x40 && !(seen >> TIME & 1);
             note_number(p + 1, next_w, SEVENS, OF_TIME);
         }
         latest[field].value = w.value; /* one by one: what is stored in parts is slow to load as a whole */
@@ -742,7 +742,7 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     if (UNLIKELY(p < end)) return 0;
     struct sequence *s = sequence_of(latest_value(seen, SEQUENCE_ID) & 0xffffffff);
     if (UNLIKELY((latest_value(seen, SEQUENCE_FLAGS) & 1) || latest_value(seen, CLEARED))) {
-        forget_repeats();
+        clear_repeats();
         s->state = ++num_states;
         s->default_clock = 0;
         s->default_track = 0;
@@ -770,8 +770,8 @@ NOINLINE int take_packet(const u8 *p, const u8 *end) {
     else {
         if (kind == EVENT_FIELD) take_track_event(p, end, s, ts);
         else take_gpu_event(p, end, s, ts);
-        if (now.is_known && !(seen & ~REPEATING) && !latest_value(seen, INTERNED))
-            keep_packet(from, packet_end, s, (u32)latest_value(seen, TIME_CLOCK));
+        if (draft_packet.cacheable && !(seen & ~REPEATING) && !latest_value(seen, INTERNED))
+            cache_packet(from, packet_end, s, (u32)latest_value(seen, TIME_CLOCK));
     }
     return 1;
 }

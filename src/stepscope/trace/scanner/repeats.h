@@ -1,10 +1,10 @@
-/* Packets that repeat: what is the same is compared as bytes, and only the numbers are read.
+/* Repeated packets: compare the constant bytes, read only the numbers.
  *
- * As in `shape.h`, most packets differ from an earlier one in times and ids alone. A packet that was read the long way
- * is kept with a mask: all of its bytes, but of the numbers that may differ only the bits by which their lengths are
- * known. What followed the last ones is tried first, then what came lately with the same length.
+ * As in `shape.h`, most packets differ from an earlier one only in times and ids. A fully parsed packet is cached with
+ * a mask: all bits of its constant bytes, and for each number only the bits that determine its length. The most
+ * frequent follower of the recent packets is tried first, then packets of the same length and a similar event.
  *
- * What bytes mean depends on what was read before, so all is forgotten where that changes. */
+ * Interned names and sequence defaults determine the meaning of the bytes: any change of them clears the cache. */
 #pragma once
 #include "shape.h"
 #include "wire.h"
@@ -17,11 +17,12 @@ enum {
     REPEAT_SLOTS = 1 << 12,
     MAX_TRIED = 16,
     EVENT_FIELD = 11, GPU_FIELD = 53, /* of a packet */
-    LATEST_BITS = 11, /* of the history: each is in it until so many bits were shifted out */
+    HISTORY_BITS = 11, /* per packet, so the history holds the last six */
 };
-enum { OF_TIME = MAX_COLUMNS, OF_DURATION, OF_FLOW, OF_EVENT, OF_NOTHING }; /* columns of what is no argument */
+/* columns of numbers that are not arguments */
+enum { OF_TIME = MAX_COLUMNS, OF_DURATION, OF_FLOW, OF_EVENT, OF_NOTHING };
 enum spelling { SEVENS, FIXED, DIGITS, ANYTHING };
-/* What is the same where a number is spelled so: of seven bits each whether another follows, of digits that they are */
+/* Mask of the constant bits: a varint's continuation bits, the high half of ASCII digits. */
 static const u8 SPELLED[] = {0x80, 0, 0xf0, 0};
 
 struct number_at {
@@ -31,34 +32,34 @@ struct number_at {
 
 struct repeat {
     i64 pid, tid;
-    u32 sequence, clock, what; /* by which it is recognised in the history */
+    u32 sequence, clock, content_hash;
     i32 cat, name;
     u16 length, chained;
     u8 ph, num_numbers, num_constants;
     struct number_at numbers[];
-    /* behind them: constants, and from the next multiple of 16 on, 16 bytes and their mask in turn */
+    /* followed by the constants and, 16-byte aligned, alternating blocks of 16 bytes and their mask */
 };
 
 static struct repeat **repeats; /* from 1 on: 0 is none */
 static u8 *repeat_bytes;
 static u32 num_repeats, repeats_end;
-static u16 *repeat_slots;                        /* the one that came last, by length and how its event begins */
-static u16 packet_followers[1 << FOLLOWER_BITS]; /* by the last ones */
+static u16 *repeat_slots;                        /* most recent, by length and first bytes of the event */
+static u16 packet_followers[1 << FOLLOWER_BITS]; /* by history and length */
 
-/* The packet that is read the long way. */
+/* The packet being parsed in full. */
 static struct {
     const u8 *from;
-    u32 is_known; /* nothing speaks against keeping it */
+    u32 cacheable;
     u32 num_numbers;
     struct number_at numbers[MAX_NUMBERS];
     i32 track; /* of an end; else -1 */
-} now;
+} draft_packet;
 
-static void forget_repeats(void) {
+static void clear_repeats(void) {
     num_repeats = 1;
     repeats_end = 0;
     history = 0;
-    now.is_known = 0;
+    draft_packet.cacheable = 0;
     __builtin_memset(repeat_slots, 0, REPEAT_SLOTS * sizeof *repeat_slots);
     __builtin_memset(packet_followers, 0, sizeof packet_followers);
 }
@@ -68,18 +69,19 @@ static int allocate_repeats(void) {
     repeat_bytes = allocate(REPEAT_BYTES);
     repeat_slots = allocate(REPEAT_SLOTS * sizeof *repeat_slots);
     if (!repeats || !repeat_bytes || !repeat_slots) return 0;
-    forget_repeats();
+    clear_repeats();
     return 1;
 }
 
-/* Note a number of the packet that may differ the next time. */
+/* Record a variable number of the packet. */
 INLINE void note_number(const u8 *p, const u8 *end, enum spelling spelling, u32 column) {
     u32 length = (u32)(end - p), most = spelling == SEVENS ? 9 : spelling == DIGITS ? 16 : 32;
-    if (UNLIKELY(now.num_numbers == MAX_NUMBERS || length > most || p - now.from >= MAX_REPEATED)) {
-        now.is_known = 0;
+    if (UNLIKELY(draft_packet.num_numbers == MAX_NUMBERS || length > most || p - draft_packet.from >= MAX_REPEATED)) {
+        draft_packet.cacheable = 0;
         return;
     }
-    now.numbers[now.num_numbers++] = (struct number_at){(u16)(p - now.from), (u8)length, (u8)spelling, (u8)column};
+    draft_packet.numbers[draft_packet.num_numbers++] =
+        (struct number_at){(u16)(p - draft_packet.from), (u8)length, (u8)spelling, (u8)column};
 }
 
 INLINE const struct constant *repeated_constants(const struct repeat *r) {
@@ -99,13 +101,13 @@ INLINE int repeats_at(const struct repeat *r, const u8 *p, u32 length) {
     return 1;
 }
 
-/* Return where is kept what follows the last ones and is as long. */
+/* Return the follower slot for the recent packets and this length. */
 INLINE u16 *packet_follower(u32 length) {
     u64 h = (history + length) * 0x9e3779b97f4a7c15ull;
     return &packet_followers[(h ^ h >> 29) * 0xd6e8feb86659fd93ull >> (64 - FOLLOWER_BITS)];
 }
 
-/* Return the slot of packets as long as this one whose events begin alike, with type, track and name. */
+/* Return the slot for this length and the event's type, track and name. */
 NOINLINE u16 *repeat_slot(const u8 *p, u32 length) {
     struct wire w;
     u64 h = length;
@@ -122,7 +124,7 @@ NOINLINE u16 *repeat_slot(const u8 *p, u32 length) {
     return repeat_slots + ((h ^ h >> 29) * 0xd6e8feb86659fd93ull >> 52);
 }
 
-INLINE void note_packet(u32 what) { history = (history << LATEST_BITS) + what * 0x9e3779b1u; }
+INLINE void note_packet(u32 content_hash) { history = (history << HISTORY_BITS) + content_hash * 0x9e3779b1u; }
 
 NOINLINE u32 find_repeat(const u8 *p, u32 length) {
     u16 *first = repeat_slot(p, length);
@@ -139,7 +141,7 @@ NOINLINE u32 find_repeat(const u8 *p, u32 length) {
     return 0;
 }
 
-/* Return what the packet repeats, 0 if nothing. */
+/* Return the cached packet that matches, or 0. */
 INLINE const struct repeat *repeated(const u8 *p, u32 length) {
     if (UNLIKELY(!credit && rows % TRIED_OF)) return 0;
     u16 *slot = packet_follower(length);
@@ -149,23 +151,23 @@ INLINE const struct repeat *repeated(const u8 *p, u32 length) {
         if (!number) return 0;
         *slot = (u16)number;
     }
-    note_packet(repeats[number]->what);
+    note_packet(repeats[number]->content_hash);
     if (credit < MAX_CREDIT) credit += CREDIT_PER_EVENT;
     return repeats[number];
 }
 
-/* Keep the packet from `p` on that was just read, with what is the same in all of its kind. */
+/* Add the packet at `p` to the cache. */
 NOINLINE void learn_packet(const u8 *p, const struct repeat *about, const struct constant *constants) {
     if (!credit || about->length > MAX_REPEATED) return;
     credit--;
     u32 blocks = (about->length + 15u) / 16, room = sizeof(struct repeat) + 64 + 32 * blocks +
-        now.num_numbers * sizeof(struct number_at) + about->num_constants * sizeof(struct constant);
-    if (num_repeats == MAX_REPEATS || repeats_end + room > REPEAT_BYTES) { forget_repeats(); return; }
+        draft_packet.num_numbers * sizeof(struct number_at) + about->num_constants * sizeof(struct constant);
+    if (num_repeats == MAX_REPEATS || repeats_end + room > REPEAT_BYTES) { clear_repeats(); return; }
     struct repeat *r = (struct repeat *)(repeat_bytes + repeats_end);
     repeats_end += (room + 15) & ~15u;
     *r = *about;
-    r->num_numbers = (u8)now.num_numbers;
-    __builtin_memcpy(r->numbers, now.numbers, now.num_numbers * sizeof(struct number_at));
+    r->num_numbers = (u8)draft_packet.num_numbers;
+    __builtin_memcpy(r->numbers, draft_packet.numbers, draft_packet.num_numbers * sizeof(struct number_at));
     __builtin_memcpy((void *)repeated_constants(r), constants, r->num_constants * sizeof(struct constant));
     u8 *known = (u8 *)repeated_bytes(r);
     for (u32 i = 0; i < blocks; i++) {
@@ -173,15 +175,15 @@ NOINLINE void learn_packet(const u8 *p, const struct repeat *about, const struct
         wasm_v128_store(known + 32 * i, wasm_v128_load(p + 16 * i));
         wasm_v128_store(known + 32 * i + 16, wasm_v128_load(FIRST_BYTES + 16 - (rest < 16 ? rest : 16)));
     }
-    for (u32 n = 0; n < now.num_numbers; n++)
-        for (u32 k = 0; k < now.numbers[n].length; k++) {
-            u32 i = now.numbers[n].at + k;
-            known[i / 16 * 32 + 16 + i % 16] = SPELLED[now.numbers[n].spelling];
+    for (u32 n = 0; n < draft_packet.num_numbers; n++)
+        for (u32 k = 0; k < draft_packet.numbers[n].length; k++) {
+            u32 i = draft_packet.numbers[n].at + k;
+            known[i / 16 * 32 + 16 + i % 16] = SPELLED[draft_packet.numbers[n].spelling];
         }
     u16 *slot = packet_follower(r->length), *first = repeat_slot(p, r->length);
     repeats[num_repeats] = r;
     r->chained = *first;
     *slot = *first = (u16)num_repeats;
     num_repeats++;
-    note_packet(r->what);
+    note_packet(r->content_hash);
 }
